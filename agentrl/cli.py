@@ -1,0 +1,208 @@
+"""The commands, one thin function each.  Heavy imports stay inside, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from agentrl.config import Job, JobError, dump_job, load_job
+
+app = typer.Typer(
+    name="agentrl",
+    help="Train multi-turn LLM agents by on-policy distillation and RL.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    pretty_exceptions_enable=False,
+)
+teacher_app = typer.Typer(name="teacher", help="The teacher as a service.", no_args_is_help=True)
+app.add_typer(teacher_app)
+console = Console(stderr=True, highlight=False)
+
+JobFile = Annotated[Path, typer.Argument(help="job file (YAML)", metavar="JOB", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="settings that replace the file's", metavar="[KEY=VALUE]...", show_default=False)
+]
+
+
+def fail(message: str, code: int = 2) -> typer.Exit:
+    """Print an error for people and give the exit to raise."""
+    console.print(f"[bold red]error:[/] {_escape(message)}")
+    return typer.Exit(code)
+
+
+@app.command(
+    epilog="""
+Examples:
+
+* `agentrl train deploy/jobs/quickstart.yaml`
+* `agentrl train deploy/jobs/quickstart.yaml seed=1 steps=20`
+* `agentrl train deploy/jobs/qwen_a100.yaml --dry-run`
+* `agentrl train --resume runs/quickstart-20261129-120000`
+"""
+)
+def train(
+    job_file: Annotated[Path | None, typer.Argument(help="job file (YAML)", metavar="JOB", show_default=False)] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="a run folder to continue", metavar="RUN", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved job and what it reserves; start nothing")] = False,
+) -> None:
+    """Run a training job, and print the table of before and after."""
+    if resume is not None:
+        if job_file is not None or overrides:
+            raise fail("--resume takes the job from the run folder: leave JOB and KEY=VALUE out")
+        job_file = resume / "job.yaml"
+    if job_file is None:
+        raise fail("name a job file, or a run with --resume")
+    job = _load(job_file, overrides)
+    if dry_run:
+        from agentrl.cluster import describe
+
+        typer.echo(dump_job(job), nl=False)
+        console.print(describe(job))
+        return
+    from agentrl.observe.progress import Progress
+    from agentrl.observe.run_folder import RunFolder, RunFolderError
+    from agentrl.train import Interrupted, JobFailure, run
+
+    try:
+        folder = RunFolder.open(resume) if resume is not None else RunFolder.create(job)
+        with Progress(job, console) as progress:
+            run(job, folder, progress, resume=resume is not None)
+    except Interrupted:
+        console.print(f"stopped; continue with: agentrl train --resume {folder.path}")
+        raise typer.Exit(130) from None
+    except (JobError, RunFolderError, JobFailure) as error:
+        raise fail(str(error), 1) from error
+
+
+@app.command(
+    epilog="""
+Examples:
+
+* `agentrl evaluate deploy/jobs/quickstart.yaml`
+* `agentrl evaluate runs/quickstart-20261129-120000 evaluation.tasks=500`
+"""
+)
+def evaluate(
+    job_file: Annotated[Path, typer.Argument(help="job file, or a run folder whose trained model is meant", metavar="JOB|RUN")],
+    overrides: Overrides = None,
+) -> None:
+    """Play the held-out suite with the student and print success, turns, tool accuracy and error recovery."""
+    from agentrl.evaluation.command import evaluate_job
+
+    job = _load_job_or_run(job_file, overrides)
+    evaluate_job(job, Console(highlight=False))
+
+
+@app.command(
+    epilog="""
+Examples:
+
+* `agentrl rollout deploy/jobs/quickstart.yaml --episodes 4 --show 2`
+* `agentrl rollout deploy/jobs/quickstart.yaml --level 5 --out episodes.jsonl.zst`
+"""
+)
+def rollout(
+    job_file: Annotated[Path, typer.Argument(help="job file, or a run folder whose trained model is meant", metavar="JOB|RUN")],
+    overrides: Overrides = None,
+    episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 8,
+    level: Annotated[int | None, typer.Option(min=1, help="level; default: the curriculum's first")] = None,
+    show: Annotated[int, typer.Option(min=0, help="dialogues to print")] = 1,
+    out: Annotated[Path | None, typer.Option(help="write the trajectories here (.jsonl.zst)")] = None,
+) -> None:
+    """Play training tasks with the student, without training, and print dialogues."""
+    from agentrl.evaluation.command import rollout_job
+
+    job = _load_job_or_run(job_file, overrides)
+    rollout_job(job, Console(highlight=False), episodes=episodes, level=level, show=show, out=out)
+
+
+@teacher_app.command(
+    "serve",
+    epilog="""
+Examples:
+
+* `agentrl teacher serve deploy/jobs/quickstart.yaml`
+* `AGENTRL_TEACHER_API_KEY=… agentrl teacher serve deploy/jobs/quickstart.yaml teacher.host=0.0.0.0`
+""",
+)
+def teacher_serve(job_file: JobFile, overrides: Overrides = None) -> None:
+    """Serve a job's teacher over HTTP until Ctrl-C."""
+    from agentrl.teacher.command import serve_until_interrupted
+
+    serve_until_interrupted(_load(job_file, overrides), Console(highlight=False))
+
+
+@app.command(
+    "demo-models",
+    epilog="""
+Examples:
+
+* `agentrl demo-models models`
+* `agentrl demo-models models --check`  compares with the committed checksums
+""",
+)
+def demo_models(
+    out: Annotated[Path, typer.Argument(help="folder to write to", metavar="FOLDER")],
+    check: Annotated[bool, typer.Option("--check", help="only verify the folder's checksums")] = False,
+    small: Annotated[bool, typer.Option("--small", help="a model of a minute, to see that the recipe learns")] = False,
+) -> None:
+    """Build the tokenizer, the teacher and the student that the quickstart starts from."""
+    from agentrl.demo.build import ChecksumError, build, verify
+
+    try:
+        if check:
+            verify(out)
+            console.print(f"{out}: every checksum matches")
+        else:
+            build(out, console, small=small)
+    except ChecksumError as error:
+        raise fail(str(error), 1) from error
+
+
+@app.command(
+    epilog="""
+Examples:
+
+* `agentrl doctor`  this machine
+* `agentrl doctor deploy/jobs/quickstart.yaml`  and whether the job's student and teacher fit each other
+"""
+)
+def doctor(
+    job_file: Annotated[Path | None, typer.Argument(help="job file", metavar="[JOB]", show_default=False)] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Say what this machine can do, and what to do about what it can't."""
+    from agentrl.doctor import render, run_doctor
+
+    checks = run_doctor(_load(job_file, overrides) if job_file else None)
+    Console(highlight=False).print(render(checks))
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+def _load(path: Path, overrides: list[str] | None) -> Job:
+    try:
+        return load_job(path, overrides or ())
+    except JobError as error:
+        raise fail(str(error)) from error
+
+
+def _load_job_or_run(path: Path, overrides: list[str] | None) -> Job:
+    if path.is_dir():
+        return _load(path / "job.yaml", [*(overrides or ()), f"student.path={path / 'model'}"])
+    return _load(path, overrides)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def main() -> None:
+    app()

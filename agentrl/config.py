@@ -1,0 +1,407 @@
+"""The job file: one YAML file says everything about a run, and a run can be repeated from its resolved job alone.
+
+Defaults are the vetted settings.  Unknown keys are refused, and the nearest right one is named.  Imports no torch, ray
+or vllm, so that `--help` and `--dry-run` answer at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+class JobError(ValueError):
+    """A job file that cannot be run: says what was wrong, where, and what to do."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Environment(Section):
+    id: str = "agentrl/FoodOrder-v0"
+    """gymnasium id"""
+    modules: list[str] = ["envs"]
+    """modules imported to register the id; your own environment's module goes here"""
+    language: Literal["en", "zh"] = "en"
+    weight: PositiveFloat = 1.0
+    """share of the episodes"""
+    kwargs: dict[str, Any] = {"compact_tools": True}
+    """passed to gymnasium.make"""
+
+
+class Lora(Section):
+    r: PositiveInt = 16
+    alpha: PositiveInt = 32
+    dropout: Fraction = 0.0
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+
+
+class Student(Section):
+    path: str
+    """a folder with config.json, safetensors and a tokenizer, or `gguf:PACKAGE` for a model inside an installed package"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    renderer: str = "auto"
+    """`chatml`, a name known to the renderers library, or `auto`"""
+    max_model_len: PositiveInt = 2048
+    lora: Lora | None = None
+
+
+class VllmEngine(Section):
+    type: Literal["vllm"] = "vllm"
+    tensor_parallel: PositiveInt = 1
+    max_num_seqs: PositiveInt = 64
+    kv_cache_gib: PositiveFloat = 0.5
+    """CPU only"""
+    gpu_memory_utilization: Fraction = 0.85
+    deterministic: bool = False
+    """one sequence at a time and no prefix cache: bit-equal repeats on CPU, far slower"""
+
+
+class TransformersEngine(Section):
+    type: Literal["transformers"] = "transformers"
+
+
+class Rollout(Section):
+    engine: Annotated[VllmEngine | TransformersEngine, Field(discriminator="type")] = VllmEngine()
+    workers: PositiveInt = 2
+    env_actors: PositiveInt = 1
+    episodes_per_step: PositiveInt = 32
+    temperature: PositiveFloat = 1.0
+    max_turns: PositiveInt | None = None
+    """a cap on top of the level's own"""
+    max_turn_tokens: PositiveInt = 64
+    episode_timeout_s: PositiveFloat = 300.0
+    max_attempts: PositiveInt = 3
+    """attempts at an episode before it is recorded as failed"""
+    cpus_per_worker: PositiveFloat = 1.0
+    gpus_per_worker: NonNegative = 0.0
+    cpus_per_env_actor: PositiveFloat = 1.0
+
+
+class HfTeacher(Section):
+    type: Literal["hf"] = "hf"
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    batch_tokens: PositiveInt = 16384
+    """tokens scored in one forward pass, padding included"""
+
+
+class TeacherService(Section):
+    scorer: HfTeacher
+    """what answers; further kinds are chosen by `type`"""
+    url: str | None = None
+    """an already running service; None starts one for the job"""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0 picks a free one"""
+    api_key_env: str = "AGENTRL_TEACHER_API_KEY"
+    """environment variable that holds the bearer key; needed for any host but loopback"""
+    replicas: PositiveInt = 1
+    cpus_per_replica: PositiveFloat = 1.0
+    gpus_per_replica: NonNegative = 0.0
+    top_k: PositiveInt = 64
+    max_request_tokens: PositiveInt = 262144
+    timeout_s: PositiveFloat = 120.0
+    """total deadline of one request, retries included"""
+
+
+class Kl(Section):
+    direction: Literal["forward", "reverse", "jsd"] = "forward"
+    """forward = KL(teacher‖student), reverse = KL(student‖teacher)"""
+    beta: Fraction = 0.5
+    """of jsd: M = beta*teacher + (1-beta)*student"""
+    temperature: PositiveFloat = 1.0
+    """divides the logits of both; not the sampling temperature"""
+    scale_by_temperature_squared: bool = True
+
+
+class Value(Section):
+    teacher_weight: NonNegative = 1.0
+    """of the squared distance to the teacher's value"""
+    return_weight: NonNegative = 1.0
+    """of the squared distance to the return"""
+    lr: PositiveFloat = 1e-3
+    """the value head's own learning rate"""
+
+
+class Ppo(Section):
+    clip: PositiveFloat = 0.2
+    correction: Literal["decoupled", "bypass"] = "decoupled"
+    """decoupled: clip pi/pi_old, times min(pi_old/mu, cap); bypass: clip pi/mu"""
+    importance_cap: PositiveFloat = 2.0
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = 0.95
+    credit: Literal["turn", "token"] = "turn"
+    whiten: bool = True
+
+
+class WeightTriple(Section):
+    kl: NonNegative
+    value: NonNegative
+    ppo: NonNegative
+
+
+class LossWeights(Section):
+    """How the weights of KL, value and PPO move over training, and how far a promotion lifts the KL again."""
+
+    shape: Literal["constant", "linear", "cosine"] = "linear"
+    start: WeightTriple = WeightTriple(kl=0.7, value=0.2, ppo=0.1)
+    end: WeightTriple = WeightTriple(kl=0.3, value=0.2, ppo=0.5)
+    lift_after_promotion: Fraction = 0.5
+    """share of the way back to `start` that a promotion takes"""
+
+
+class Loss(Section):
+    kl: Kl = Kl()
+    value: Value = Value()
+    ppo: Ppo = Ppo()
+    weights: LossWeights = LossWeights()
+    aggregate: Literal["token-mean", "turn-mean", "trajectory-mean"] = "token-mean"
+
+
+class AdamW(Section):
+    type: Literal["adamw"] = "adamw"
+    lr: PositiveFloat = 1e-5
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    weight_decay: NonNegative = 0.0
+
+
+class Muon(Section):
+    """Muon on the matrices of the blocks, AdamW on embeddings, norms and heads."""
+
+    type: Literal["muon"] = "muon"
+    lr: PositiveFloat = 6e-3
+    momentum: Fraction = 0.95
+    adam_lr: PositiveFloat = 1.5e-3
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    weight_decay: NonNegative = 0.0
+
+
+class Schedule(Section):
+    """Learning rate: linear warm-up, constant, then a cosine to `final` of its height from `decay_from` of the run on."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] = 4
+    decay_from: Fraction = 0.5
+    final: Fraction = 0.1
+
+
+class Learner(Section):
+    ranks: PositiveInt = 1
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    optimizer: Annotated[AdamW | Muon, Field(discriminator="type")] = AdamW()
+    schedule: Schedule = Schedule()
+    loss: Loss = Loss()
+    minibatches: PositiveInt = 1
+    """optimizer steps taken on the episodes of one step"""
+    micro_batch_tokens: PositiveInt = 8192
+    """tokens of one forward and backward pass on one rank, padding included"""
+    clip_grad_norm: PositiveFloat = 1.0
+    gradient_checkpointing: bool = False
+    cpus_per_rank: PositiveFloat = 1.0
+    gpus_per_rank: NonNegative = 0.0
+    parity_tolerance: PositiveFloat | None = None
+    """largest gap of engine and learner logprobs after a sync; None: 1e-4 for float32, 0.02 for bfloat16"""
+
+
+class CurriculumBase(Section):
+    start_level: PositiveInt = 1
+    max_level: PositiveInt | None = None
+    rehearsal: Fraction = 0.2
+    """share of the episodes played on earlier levels"""
+
+
+class FixedCurriculum(CurriculumBase):
+    type: Literal["fixed"] = "fixed"
+
+
+class LengthCurriculum(CurriculumBase):
+    """One level up every `every_steps` steps."""
+
+    type: Literal["length"] = "length"
+    every_steps: PositiveInt = 10
+
+
+class SuccessCurriculum(CurriculumBase):
+    """One level up when success over the window and the share of the oracle's turns both hold."""
+
+    type: Literal["success"] = "success"
+    window: PositiveInt = 100
+    success: Fraction = 0.8
+    max_turn_ratio: PositiveFloat = 1.5
+    """mean of (turns / the oracle's turns) over the window's successes must not be above it"""
+
+
+class Evaluation(Section):
+    tasks: Annotated[int, Field(ge=1)] = 200
+    """held-out tasks a level, played once clean and once after an injected, stated error"""
+    levels: list[PositiveInt] | None = None
+    """None: the curriculum's start level and the one above"""
+    temperature: NonNegative = 0.0
+    """0 is greedy"""
+    max_turns: PositiveInt | None = None
+    confidence: Fraction = 0.95
+    every_steps: PositiveInt | None = None
+    """evaluations between the first and the last; None: only before and after"""
+
+
+class Cluster(Section):
+    address: str | None = None
+    """None: a local Ray started for the job (or the cluster that the job was submitted to); `auto`: join a running one"""
+    placement_timeout_s: PositiveFloat = 300.0
+
+
+class Job(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    seed: int = 0
+    steps: PositiveInt = 50
+    """iterations of plan, collect, guide, learn, sync, record, promote"""
+    runs_dir: str = "runs"
+    checkpoint_every: PositiveInt = 10
+    keep_checkpoints: PositiveInt = 2
+    environments: Annotated[list[Environment], Field(min_length=1)]
+    student: Student
+    teacher: TeacherService
+    rollout: Rollout = Rollout()
+    learner: Learner = Learner()
+    curriculum: Annotated[FixedCurriculum | LengthCurriculum | SuccessCurriculum, Field(discriminator="type")] = (
+        SuccessCurriculum()
+    )
+    evaluation: Evaluation = Evaluation()
+    cluster: Cluster = Cluster()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Job:
+        if self.learner.minibatches > self.rollout.episodes_per_step:
+            raise ValueError(
+                f"learner.minibatches ({self.learner.minibatches}) is more than rollout.episodes_per_step "
+                f"({self.rollout.episodes_per_step}): lower the first or raise the second"
+            )
+        top = self.curriculum.max_level
+        if top is not None and top < self.curriculum.start_level:
+            raise ValueError(
+                f"curriculum.max_level ({top}) is below curriculum.start_level ({self.curriculum.start_level})"
+            )
+        if self.rollout.max_turn_tokens >= self.student.max_model_len:
+            raise ValueError(
+                f"rollout.max_turn_tokens ({self.rollout.max_turn_tokens}) leaves no room for a prompt in "
+                f"student.max_model_len ({self.student.max_model_len})"
+            )
+        return self
+
+
+def load_job(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Job:
+    """Read a job file and apply `key.sub=value` overrides (values are YAML).
+
+    Raises JobError naming the file, the key, what was wrong with it and the nearest right key.
+    """
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JobError(f"cannot read the job file {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise JobError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise JobError(f"{path} must be a mapping of keys to values, got {type(data).__name__}")
+    for override in overrides:
+        _apply(data, override)
+    return parse_job(data, source=str(path))
+
+
+def parse_job(data: dict[str, Any], source: str = "job") -> Job:
+    """Validate a job given as plain data.  Raises JobError with one line for each thing that is wrong."""
+    try:
+        return Job.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{source} is not a valid job:"]
+        for item in error.errors():
+            where = ".".join(str(part) for part in item["loc"]) or "(whole file)"
+            message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden":
+                message = "unknown key" + _nearest(item["loc"])
+            lines.append(f"  {where}: {message}")
+        raise JobError("\n".join(lines)) from error
+
+
+def dump_job(job: Job) -> str:
+    """The resolved job as YAML; `load_job` of it gives the same job."""
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, sep, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not sep or not all(parts):
+        raise JobError(f"override {override!r} must look like key.sub=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise JobError(f"override {override!r}: the value is not valid YAML: {error}") from error
+    node: Any = data
+    for i, part in enumerate(parts[:-1]):
+        node = _child(node, part, ".".join(parts[: i + 1]), override)
+    if isinstance(node, list):
+        node[_index(node, parts[-1], override)] = value
+    else:
+        node[parts[-1]] = value
+
+
+def _child(node: Any, part: str, where: str, override: str) -> Any:
+    if isinstance(node, list):
+        child = node[_index(node, part, override)]
+    else:
+        child = node.setdefault(part, {})
+        if child is None:
+            child = node[part] = {}
+    if not isinstance(child, dict | list):
+        raise JobError(f"override {override!r}: {where} is a plain value and has no keys")
+    return child
+
+
+def _index(node: list, part: str, override: str) -> int:
+    if not part.isdigit() or int(part) >= len(node):
+        raise JobError(f"override {override!r}: {part!r} is not one of the indices 0..{len(node) - 1}")
+    return int(part)
+
+
+def _nearest(loc: tuple[int | str, ...]) -> str:
+    model: Any = Job
+    for part in loc[:-1]:
+        model = _section_at(model, part)
+        if model is None:
+            return ""
+    known = [name for section in _sections(model) for name in section.model_fields]
+    close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(sorted(set(known)))}"
+
+
+def _section_at(annotation: Any, part: int | str) -> Any:
+    if isinstance(part, int):
+        return annotation
+    sections = _sections(annotation)
+    for section in sections:
+        tag = section.model_fields.get("type")
+        if tag is not None and tag.default == part:
+            return section
+    for section in sections:
+        if part in section.model_fields:
+            return section.model_fields[part].annotation
+    return None
+
+
+def _sections(annotation: Any) -> list[type[Section]]:
+    """Every Section class inside an annotation (unions, lists, Annotated)."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    found: list[type[Section]] = []
+    for inner in getattr(annotation, "__args__", ()):
+        found.extend(_sections(inner))
+    return found

@@ -1,0 +1,1 @@
+"""Which tasks, how hard, and with which loss weights.  Never touches tokens."""

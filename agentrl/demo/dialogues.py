@@ -1,0 +1,118 @@
+"""Expert dialogues: an environment played by its own oracle, as token ids with the assistant's tokens marked.
+
+With `mistakes` above 0 the expert is now and then replaced by an injected wrong turn whose error is stated; that turn is
+masked from the loss, and what follows shows how to recover.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.tool_calls import format_calls
+from envs.contract import AgentEnv, AssistantMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """token_ids_T, target_T (True where the token was written by the expert), and for each of K expert turns the index of
+    its state's last token (state_K) and the reward still to come (return_K, discounted by gamma)."""
+
+    token_ids_T: NDArray[np.int64]
+    target_T: NDArray[np.bool_]
+    state_K: NDArray[np.int64]
+    return_K: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """One environment in one language."""
+
+    env: str
+    language: str
+
+
+def make_env(domain: Domain) -> AgentEnv:
+    import envs  # noqa: F401  registers the ids
+
+    return gymnasium.make(domain.env, compact_tools=True, disable_env_checker=True).unwrapped  # type: ignore[return-value]
+
+
+def play_expert(
+    env: AgentEnv,
+    renderer: ChatRenderer,
+    *,
+    level: int,
+    task: int,
+    language: str,
+    gamma: float = 1.0,
+    mistakes: float = 0.0,
+    seed: int = 0,
+) -> Dialogue:
+    """Play one training task with the oracle.  Raises RuntimeError if the oracle fails, which is a fault of the environment."""
+    rng = random.Random(seed)
+    messages, info = env.reset(seed=seed, options={"level": level, "task": task, "language": language, "split": "train"})
+    ids = list(renderer.render_opening(messages, info["tools"]))
+    target = [False] * len(ids)
+    states: list[int] = []
+    rewards: list[float] = []
+    expert_turns: list[int] = []
+    done = False
+    while not done:
+        if rng.random() < mistakes:
+            action, expert = env.inject(rng.choice(env.errors), rng), False
+        else:
+            action, expert = env.oracle().action, True
+        if expert:
+            states.append(len(ids) - 1)
+            expert_turns.append(len(rewards))
+        turn = renderer.render_assistant(action)
+        ids += turn
+        target += [expert] * len(turn)
+        messages, reward, terminated, truncated, info = env.step(action)
+        rewards.append(float(reward))
+        done = terminated or truncated
+        bridge = renderer.bridge(messages)
+        ids += bridge
+        target += [False] * len(bridge)
+    if not info["success"] and not mistakes:
+        raise RuntimeError(f"the oracle failed on {env.spec} level {level} task {task} ({language})")
+    to_go = np.zeros(len(rewards) + 1, dtype=np.float64)
+    for k in reversed(range(len(rewards))):
+        to_go[k] = rewards[k] + gamma * to_go[k + 1]
+    return Dialogue(
+        np.asarray(ids, dtype=np.int64),
+        np.asarray(target, dtype=np.bool_),
+        np.asarray(states, dtype=np.int64),
+        to_go[expert_turns].astype(np.float32),
+    )
+
+
+def expert_texts(domains: list[Domain], per_level: int, mistakes: float = 0.1) -> Iterator[str]:
+    """What the tokenizer is trained on: every message of expert dialogues of every level, one string each."""
+    for domain in domains:
+        env = make_env(domain)
+        for level in env.levels():
+            for task in range(per_level):
+                rng = random.Random(task)
+                options = {"level": level.index, "task": task, "language": domain.language, "split": "train"}
+                messages, _ = env.reset(seed=task, options=options)
+                done = False
+                while not done:
+                    yield from (m.content for m in messages)
+                    wrong = rng.random() < mistakes
+                    action = env.inject(rng.choice(env.errors), rng) if wrong else env.oracle().action
+                    yield assistant_text(action)
+                    messages, _, terminated, truncated, _ = env.step(action)
+                    done = terminated or truncated
+                yield from (m.content for m in messages)
+
+
+def assistant_text(action: AssistantMessage) -> str:
+    return action.content + format_calls(action.tool_calls)

@@ -1,0 +1,60 @@
+"""Do the engines say what the learner says?  Asked after every weight sync, on the same few prompts.
+
+A stale cache, an output layer that was not refreshed or a tensor under a wrong name shows here as a gap of
+log-probabilities, long before it shows as a run that does not learn.
+"""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+
+from agentrl.config import Job
+from agentrl.learner.gang import LearnerGang
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.env_actor import import_environments
+from agentrl.rollout.pool import RolloutPool
+from agentrl.types import WeightSnapshot
+
+PROMPTS_PER_ENVIRONMENT = 3
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.02}
+"""in nats; bfloat16 rounds a log-probability of -4 to steps of 0.016"""
+
+
+class ParityError(RuntimeError):
+    """The engines do not run the learner's weights: training on their samples would be training on noise."""
+
+
+class ParityProbe:
+    """The prompts and the tolerance of one job."""
+
+    def __init__(self, job: Job, renderer: ChatRenderer) -> None:
+        self.tolerance = job.learner.parity_tolerance or TOLERANCE[job.student.dtype]
+        self.prompts = _openings(job, renderer)
+
+    def check(self, learner: LearnerGang, pool: RolloutPool, snapshot: WeightSnapshot) -> float:
+        """The largest gap over prompts, positions and engines.  Raises ParityError above the tolerance."""
+        wanted = learner.probe_logprobs(self.prompts)
+        worst = 0.0
+        for worker, answers in pool.score(self.prompts).items():
+            gap = max(float(np.abs(a - w).max()) for a, w in zip(answers, wanted, strict=True))
+            worst = max(worst, gap)
+            if not gap <= self.tolerance:
+                raise ParityError(
+                    f"rollout worker {worker} and the learner disagree by {gap:.2g} nats at policy version "
+                    f"{snapshot.version} (tolerance {self.tolerance:g}); first differing tensor: "
+                    f"{pool.first_difference(worker, snapshot) or 'none in the file it read, so its loaded copy is stale'}"
+                )
+        return worst
+
+
+def _openings(job: Job, renderer: ChatRenderer) -> list[list[int]]:
+    import_environments(job.environments)
+    prompts = []
+    for environment in job.environments:
+        env = gymnasium.make(environment.id, disable_env_checker=True, **environment.kwargs).unwrapped
+        for task in range(PROMPTS_PER_ENVIRONMENT):
+            options = {"level": job.curriculum.start_level, "task": task, "language": environment.language, "split": "train"}
+            messages, info = env.reset(seed=task, options=options)
+            prompts.append(renderer.render_opening(messages, info["tools"]))
+    return prompts

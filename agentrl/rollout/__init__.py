@@ -1,0 +1,1 @@
+"""Playing episodes: chat rendering, inference engines, environment actors, and the pool that heals them."""

@@ -1,0 +1,129 @@
+"""Start and stop the teacher on the Ray that this process is connected to.
+
+The training job and `agentrl teacher serve` call this; whoever already has a service sets `teacher.url` instead.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import httpx
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from agentrl.config import TeacherService
+from agentrl.teacher.app import TeacherArgs, build, read_keys
+
+APP_NAME = "teacher"
+
+
+class TeacherStartError(RuntimeError):
+    """The service did not come up: what was waited for, for how long, and what Serve says."""
+
+
+def start_service(config: TeacherService, timeout_s: float = 300.0) -> str:
+    """Deploy the teacher and return its URL once it answers.  Ray must be initialised.
+
+    Port 0 picks a free one.  Raises KeyMissingError for a host that others reach without a key, TeacherStartError when
+    the port is taken, the model does not load or nothing answers within `timeout_s`.
+    """
+    read_keys(config.host, config.api_key_env)
+    deadline = time.monotonic() + timeout_s
+    port = _usable_port(config)
+    url = f"http://{_reachable(config.host)}:{port}"
+    args = TeacherArgs(
+        scorer=config.scorer,
+        host=config.host,
+        api_key_env=config.api_key_env,
+        max_request_tokens=config.max_request_tokens,
+        replicas=config.replicas,
+        cpus_per_replica=config.cpus_per_replica,
+        gpus_per_replica=config.gpus_per_replica,
+    )
+    # One proxy, on the head: with loopback that is where the job runs, and no second node can find its port taken.
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": config.host, "port": port, "request_timeout_s": config.timeout_s},
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )
+    serve.run_many(
+        [serve.RunTarget(target=build(args.model_dump(mode="json")), name=APP_NAME, route_prefix="/")],
+        wait_for_applications_running=False,
+    )
+    _wait_running(deadline, timeout_s)
+    _wait_answering(url, deadline, timeout_s)
+    return url
+
+
+def stop_service(timeout_s: float = 60.0) -> None:
+    """Take the teacher down; Serve goes with it unless other applications run there."""
+    serve.delete(APP_NAME, _blocking=False)
+    deadline = time.monotonic() + timeout_s
+    while APP_NAME in serve.status().applications:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s} s for Ray Serve to delete the application {APP_NAME!r}")
+        time.sleep(0.1)
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def _wait_running(deadline: float, timeout_s: float) -> None:
+    while True:
+        app = serve.status().applications.get(APP_NAME)
+        if app is not None and app.status is ApplicationStatus.RUNNING:
+            return
+        said = (
+            ""
+            if app is None
+            else "; ".join(
+                filter(
+                    None, [app.message, *(f"{name}: {d.message}" for name, d in app.deployments.items() if d.message)]
+                )
+            )
+        )
+        if app is not None and app.status is ApplicationStatus.DEPLOY_FAILED:
+            raise TeacherStartError(f"the teacher could not start: {said}")
+        if time.monotonic() > deadline:
+            state = "no state" if app is None else app.status
+            raise TeacherStartError(
+                f"waited {timeout_s} s for the teacher's replicas to load their model; Serve reports {state}: {said}"
+            )
+        time.sleep(0.2)
+
+
+def _wait_answering(url: str, deadline: float, timeout_s: float) -> None:
+    last = "nothing was tried"
+    while time.monotonic() < deadline:
+        try:
+            answer = httpx.get(f"{url}/health", timeout=10.0, trust_env=False)
+            if answer.status_code == httpx.codes.OK and answer.json() == {"status": "ok"}:
+                return
+            last = f"status {answer.status_code}: {answer.text[:200]}"
+        except (httpx.TransportError, ValueError) as error:
+            last = f"{type(error).__name__}: {error}"
+        time.sleep(0.2)
+    raise TeacherStartError(
+        f"waited {timeout_s} s for {url}/health to answer (last: {last}).  If Serve was running here before, it "
+        "listens where it was first told to: use its address in teacher.url, or stop it"
+    )
+
+
+def _usable_port(config: TeacherService) -> int:
+    """The configured port, or a free one for 0.  Raises TeacherStartError when another program has it."""
+    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise TeacherStartError(
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}): choose another teacher.port, 0 picks "
+                "a free one, or set teacher.url if a teacher is running there"
+            ) from error
+        return probe.getsockname()[1]
+
+
+def _reachable(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostbyname(socket.gethostname())
+    return f"[{host}]" if ":" in host else host
