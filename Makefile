@@ -12,9 +12,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 JOB ?= deploy/jobs/quickstart.yaml
+MODELS ?= models/food_order
+OUT ?= models/rebuilt
 ARGS ?=
 
-.PHONY: help install dev quickstart test test-fast check format demo-models bench clean
+.PHONY: help install dev quickstart test test-fast check format demo-models bench bench-learning clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -42,11 +44,16 @@ format: $(VENV)/.dev ## Sort imports, mend what ruff can, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo-models: $(VENV)/.runtime ## Train the demo's teacher and student from nothing (minutes)
-	$(BIN)/agentrl demo-models $(ARGS)
+demo-models: $(VENV)/.runtime ## Train the demo's teacher and student from nothing into OUT= (half an hour)
+	$(BIN)/agentrl demo-models $(OUT) $(ARGS)
 
-bench: $(VENV)/.dev ## Run the benchmarks and compare them with the kept figures
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/.runtime ## Measure environments, rollout and teacher on this machine (minutes)
+	$(BIN)/python -m benchmarks.envs
+	$(BIN)/python -m benchmarks.rollout --model $(MODELS)/student
+	$(BIN)/python -m benchmarks.teacher --model $(MODELS)/teacher
+
+bench-learning: $(VENV)/.runtime ## Distillation beside its controls over five seeds (hours; resumes)
+	$(BIN)/python -m benchmarks.learning $(ARGS)
 
 clean: ## Remove caches and build output; keeps .venv and runs
 	rm -rf .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +25,9 @@ app.add_typer(teacher_app)
 console = Console(stderr=True, highlight=False)
 
 JobFile = Annotated[Path, typer.Argument(help="job file (YAML)", metavar="JOB", show_default=False)]
+JobOrRun = Annotated[
+    Path, typer.Argument(help="job file, or a run folder, whose trained model is then meant", metavar="JOB|RUN", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="settings that replace the file's", metavar="[KEY=VALUE]...", show_default=False)
 ]
@@ -64,19 +69,23 @@ def train(
         typer.echo(dump_job(job), nl=False)
         console.print(describe(job))
         return
+    from agentrl.evaluation.table import to_rich
+    from agentrl.interrupt import Interrupted
     from agentrl.observe.progress import Progress
-    from agentrl.observe.run_folder import RunFolder, RunFolderError
-    from agentrl.train import Interrupted, JobFailure, run
+    from agentrl.observe.run_folder import RunFolder
+    from agentrl.train import train as run
 
-    try:
+    with _failures():
         folder = RunFolder.open(resume) if resume is not None else RunFolder.create(job)
-        with Progress(job, console) as progress:
-            run(job, folder, progress, resume=resume is not None)
-    except Interrupted:
-        console.print(f"stopped; continue with: agentrl train --resume {folder.path}")
-        raise typer.Exit(130) from None
-    except (JobError, RunFolderError, JobFailure) as error:
-        raise fail(str(error), 1) from error
+        console.print(f"run folder: {folder.path}")
+        try:
+            with Progress(job, console) as progress:
+                comparison = run(job, folder, progress, resume=resume is not None)
+        except Interrupted:
+            console.print(f"stopped; continue with: agentrl train --resume {folder.path}")
+            raise typer.Exit(130) from None
+    Console(highlight=False).print(to_rich(comparison))
+    console.print(f"report: {folder.path / 'report.html'}")
 
 
 @app.command(
@@ -88,14 +97,23 @@ Examples:
 """
 )
 def evaluate(
-    job_file: Annotated[Path, typer.Argument(help="job file, or a run folder whose trained model is meant", metavar="JOB|RUN")],
+    job_file: JobOrRun,
     overrides: Overrides = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="write the measures here, too")] = None,
 ) -> None:
-    """Play the held-out suite with the student and print success, turns, tool accuracy and error recovery."""
+    """Play the held-out suite with the student: success, turns, tool accuracy and recovery from injected errors."""
+    import json
+
     from agentrl.evaluation.command import evaluate_job
+    from agentrl.evaluation.table import report_to_rich
+    from agentrl.observe.progress import Progress
 
     job = _load_job_or_run(job_file, overrides)
-    evaluate_job(job, Console(highlight=False))
+    with _failures(), Progress(job, console) as progress:
+        report = evaluate_job(job, progress)
+    Console(highlight=False).print(report_to_rich(report))
+    if json_out is not None:
+        json_out.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
 @app.command(
@@ -103,22 +121,28 @@ def evaluate(
 Examples:
 
 * `agentrl rollout deploy/jobs/quickstart.yaml --episodes 4 --show 2`
-* `agentrl rollout deploy/jobs/quickstart.yaml --level 5 --out episodes.jsonl.zst`
+* `agentrl rollout deploy/jobs/quickstart.yaml curriculum.start_level=5 --out episodes.jsonl.zst`
 """
 )
 def rollout(
-    job_file: Annotated[Path, typer.Argument(help="job file, or a run folder whose trained model is meant", metavar="JOB|RUN")],
+    job_file: JobOrRun,
     overrides: Overrides = None,
     episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 8,
-    level: Annotated[int | None, typer.Option(min=1, help="level; default: the curriculum's first")] = None,
     show: Annotated[int, typer.Option(min=0, help="dialogues to print")] = 1,
     out: Annotated[Path | None, typer.Option(help="write the trajectories here (.jsonl.zst)")] = None,
 ) -> None:
-    """Play training tasks with the student, without training, and print dialogues."""
+    """Play training tasks with the student, train nothing, and print dialogues."""
     from agentrl.evaluation.command import rollout_job
+    from agentrl.observe.dialogue import to_text
+    from agentrl.observe.progress import Progress
 
     job = _load_job_or_run(job_file, overrides)
-    rollout_job(job, Console(highlight=False), episodes=episodes, level=level, show=show, out=out)
+    with _failures(), Progress(job, console) as progress:
+        trajectories = rollout_job(job, progress, episodes=episodes, out=out)
+    for trajectory in trajectories[:show]:
+        typer.echo(to_text(trajectory))
+    won = sum(t.success for t in trajectories)
+    typer.echo(f"{won} of {len(trajectories)} episodes succeeded, {sum(len(t.turns) for t in trajectories)} turns")
 
 
 @teacher_app.command(
@@ -132,9 +156,15 @@ Examples:
 )
 def teacher_serve(job_file: JobFile, overrides: Overrides = None) -> None:
     """Serve a job's teacher over HTTP until Ctrl-C."""
-    from agentrl.teacher.command import serve_until_interrupted
+    import signal
 
-    serve_until_interrupted(_load(job_file, overrides), Console(highlight=False))
+    from agentrl.serving import serving
+
+    job = _load(job_file, overrides)
+    with _failures(), serving(job) as url:
+        console.print(f"the teacher answers at {url} (its page: {url}/docs); Ctrl-C stops it")
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    console.print("stopped")
 
 
 @app.command(
@@ -190,6 +220,17 @@ def _load(path: Path, overrides: list[str] | None) -> Job:
         return load_job(path, overrides or ())
     except JobError as error:
         raise fail(str(error)) from error
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Errors that say what was wrong and what to do are printed without a traceback; any other one is a defect."""
+    from agentrl.types import Failure
+
+    try:
+        yield
+    except Failure as error:
+        raise fail(str(error), 1) from error
 
 
 def _load_job_or_run(path: Path, overrides: list[str] | None) -> Job:

@@ -7,28 +7,22 @@ bundle indices of its role from the `Placement`.
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import math
 import os
 import secrets
-import shutil
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import Job
+from agentrl.local_ray import has_token, local_ray, use_token_authentication
 from agentrl.types import PlacedRole, Placement
 
 if TYPE_CHECKING:
-    import psutil
     from ray.util.placement_group import PlacementGroup
 
 logger = logging.getLogger(__name__)
@@ -39,19 +33,12 @@ Bundles = dict[PlacedRole, list[Bundle]]
 #: The curriculum actor computes for milliseconds a step; a share of a CPU keeps its place counted.
 CURRICULUM_CPUS = 0.1
 
-#: How long the processes of a local cluster may take to end by themselves before they are killed.
-SHUTDOWN_TIMEOUT_S = 20.0
+#: With `cluster.pools`, the label `pool` of the nodes that a role's bundles ask for.  Serve places the teacher; the
+#: curriculum fits anywhere.
+POOLS: dict[PlacedRole, str] = {"learner": "learner", "rollout": "rollout", "environment": "environment"}
 
 #: A local cluster cannot grow: whatever found no place by then never will.
 LOCAL_PATIENCE_S = 10.0
-
-LOCAL_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Without it Ray resolves 127.0.0.1 to an outer address and listens on every interface.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # A killed rollout worker takes its engine's process with it, which would hold the memory otherwise.
-    "RAY_process_group_cleanup_enabled": "1",
-}
 
 
 class PlacementError(RuntimeError):
@@ -117,8 +104,8 @@ def connect(job: Job) -> Iterator[str]:
         yield _join(address)
         ray.shutdown()
         return
-    with _local(totals(job)) as address:
-        yield address
+    with local_ray(num_cpus=max(os.cpu_count() or 1, math.ceil(totals(job)["CPU"]))):
+        yield ray.get_runtime_context().gcs_address
 
 
 @contextmanager
@@ -141,8 +128,10 @@ def reserve(job: Job) -> Iterator[Placement]:
             wanted = [bundle for items in part.values() for bundle in items]
             if not wanted:
                 continue
+            pools = [_pool(job, role) for role, items in part.items() for _ in items]
+            name = f"{job.name}-{secrets.token_hex(3)}"
             # PACK keeps the learner's ranks, which come first, on as few nodes as there is room for.
-            groups.append(placement_group(wanted, strategy="PACK", name=f"{job.name}-{secrets.token_hex(3)}"))
+            groups.append(placement_group(wanted, strategy="PACK", name=name, bundle_label_selector=pools))
             if not groups[-1].wait(timeout_seconds=max(0.0, started + timeout_s - time.monotonic())):
                 raise PlacementError(_no_room(job, part, time.monotonic() - started))
         for handed_back in groups[1:]:
@@ -158,6 +147,10 @@ def _bundle(cpus: float, gpus: float = 0.0) -> Bundle:
     return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
 
 
+def _pool(job: Job, role: PlacedRole) -> dict[str, str]:
+    return {"pool": POOLS[role]} if job.cluster.pools and role in POOLS else {}
+
+
 def _indices(placed: Bundles) -> dict[PlacedRole, list[int]]:
     """Bundles of a group are numbered in the order in which they were asked for."""
     numbers = itertools.count()
@@ -169,10 +162,8 @@ def _join(address: str) -> str:
     import ray
     from ray.exceptions import AuthenticationError
 
-    if "RAY_AUTH_MODE" not in os.environ and _has_token():
-        # Ray itself turns authentication on for a new cluster and not for a joined one.
-        os.environ["RAY_AUTH_MODE"] = "token"
-        _reread_authentication()
+    if has_token():  # Ray itself turns authentication on for a new cluster, and not for one that is joined
+        use_token_authentication()
     try:
         ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, AuthenticationError) as error:
@@ -182,101 +173,6 @@ def _join(address: str) -> str:
             "RAY_AUTH_TOKEN) name its token; leave cluster.address empty and RAY_ADDRESS unset for a local one."
         ) from error
     return ray.get_runtime_context().gcs_address
-
-
-@contextmanager
-def _local(needed: Bundle) -> Iterator[str]:
-    import ray
-    from ray._private import ray_constants
-
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if not _has_token():
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
-    _reread_authentication()
-    before = {name: os.environ.get(name) for name in LOCAL_ENVIRONMENT}
-    os.environ.update(LOCAL_ENVIRONMENT)
-    clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # read at Ray's import
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-ray-"))  # short: a socket's path must stay under 108 bytes
-    finished = False
-    try:
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, math.ceil(needed.get("CPU", 0))),
-            include_dashboard=False,
-            _temp_dir=str(folder),
-            log_to_driver=True,
-            logging_level=logging.WARNING,
-        )
-        yield ray.get_runtime_context().gcs_address
-        finished = True
-    finally:
-        _stop_everything()
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
-        if finished:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            logger.warning("Ray's logs of this run are kept in %s", folder)
-
-
-def _has_token() -> bool:
-    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return bool(named) or (Path.home() / ".ray" / "auth_token").exists()
-
-
-@cache
-def _token_file() -> Path:
-    """A token of this process alone: Ray would write one into the home folder and then demand it of every cluster."""
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-token-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / "token"
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32), encoding="ascii")
-    return path
-
-
-def _reread_authentication() -> None:
-    """Ray reads mode and token once, at import, which may have been before they were set."""
-    if "ray" in sys.modules:
-        from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
-
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _stop_everything() -> None:
-    """Shut the local Ray down and wait for all that descended from it, engine processes of killed actors included."""
-    import psutil
-    import ray
-
-    if not ray.is_initialized():
-        return
-    processes = _cluster_processes(psutil.Process())
-    ray.shutdown()
-    _, left = psutil.wait_procs(processes, timeout=SHUTDOWN_TIMEOUT_S)
-    for process in left:
-        logger.warning("killing process %d, which outlived Ray by %.0f s", process.pid, SHUTDOWN_TIMEOUT_S)
-        process.kill()
-    psutil.wait_procs(left, timeout=SHUTDOWN_TIMEOUT_S)
-
-
-def _cluster_processes(driver: psutil.Process) -> list[psutil.Process]:
-    """The driver's children that are Ray's own, with all of their descendants.
-
-    Other children of the driver (an evaluation's helper, a test's server) are not Ray's to stop.
-    """
-    import psutil
-
-    found: list[psutil.Process] = []
-    for child in driver.children():
-        try:
-            command = " ".join(child.cmdline())
-            if "/ray/" in command or "ray::" in command:
-                found += [child, *child.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 def missing(placed: Bundles, free: list[Bundle]) -> dict[PlacedRole, int]:
@@ -295,12 +191,19 @@ def missing(placed: Bundles, free: list[Bundle]) -> dict[PlacedRole, int]:
 
 
 def _no_room(job: Job, placed: Bundles, waited_s: float) -> str:
+    import ray
     from ray._private.state import available_resources_per_node
 
-    free = list(available_resources_per_node().values())
+    # A pool is one more resource, of which its nodes have no end and the others nothing.
+    pool = {node["NodeID"]: node["Labels"].get("pool") for node in ray.nodes()}
+    free = [node | {f"pool {pool.get(name)}": math.inf} for name, node in available_resources_per_node().items()]
+    asked: Bundles = {
+        role: [bundle | {f"pool {name}": 1.0 for name in _pool(job, role).values()} for bundle in items]
+        for role, items in placed.items()
+    }
     lines = [f"no room for the job {job.name!r} after {waited_s:.0f} s of waiting for its placement groups:"]
-    for role, count in missing(placed, free).items():
-        lines.append(f"  {role}: {count} of {len(placed[role])} bundles of {_resources(placed[role][0])} have no node")
+    for role, count in missing(asked, free).items():
+        lines.append(f"  {role}: {count} of {len(asked[role])} bundles of {_resources(asked[role][0])} have no node")
     lines.append(f"  the job needs {_resources(totals(job))} in all; free now, by node:")
     lines += [f"    {_resources(node)}" for node in free] or ["    (no node)"]
     lines.append(
@@ -311,4 +214,6 @@ def _no_room(job: Job, placed: Bundles, waited_s: float) -> str:
 
 
 def _resources(bundle: Bundle) -> str:
-    return ", ".join(f"{bundle[name]:g} {name}" for name in ("CPU", "GPU") if name in bundle) or "nothing"
+    amounts = [f"{bundle[name]:g} {name}" for name in ("CPU", "GPU") if name in bundle]
+    pools = [f"in {name}" for name in bundle if name.startswith("pool ") and name != "pool None"]
+    return ", ".join(amounts + pools) or "nothing"

@@ -6,12 +6,13 @@ or vllm, so that `--help` and `--dry-run` answer at once.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from agentrl.nearest_key import nearest_key
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -256,6 +257,8 @@ class Cluster(Section):
     address: str | None = None
     """None: a local Ray started for the job (or the cluster that the job was submitted to); `auto`: join a running one"""
     placement_timeout_s: PositiveFloat = 300.0
+    pools: bool = False
+    """nodes carry the label `pool` (learner, rollout or environment) and each role stays in its own; see ray_cluster.yaml"""
 
 
 class Job(Section):
@@ -326,7 +329,7 @@ def parse_job(data: dict[str, Any], source: str = "job") -> Job:
             where = ".".join(str(part) for part in item["loc"]) or "(whole file)"
             message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":
-                message = "unknown key" + _nearest(item["loc"])
+                message = f"unknown key; {nearest_key(Job, item['loc'])}"
             lines.append(f"  {where}: {message}")
         raise JobError("\n".join(lines)) from error
 
@@ -370,38 +373,3 @@ def _index(node: list, part: str, override: str) -> int:
     if not part.isdigit() or int(part) >= len(node):
         raise JobError(f"override {override!r}: {part!r} is not one of the indices 0..{len(node) - 1}")
     return int(part)
-
-
-def _nearest(loc: tuple[int | str, ...]) -> str:
-    model: Any = Job
-    for part in loc[:-1]:
-        model = _section_at(model, part)
-        if model is None:
-            return ""
-    known = [name for section in _sections(model) for name in section.model_fields]
-    close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(sorted(set(known)))}"
-
-
-def _section_at(annotation: Any, part: int | str) -> Any:
-    if isinstance(part, int):
-        return annotation
-    sections = _sections(annotation)
-    for section in sections:
-        tag = section.model_fields.get("type")
-        if tag is not None and tag.default == part:
-            return section
-    for section in sections:
-        if part in section.model_fields:
-            return section.model_fields[part].annotation
-    return None
-
-
-def _sections(annotation: Any) -> list[type[Section]]:
-    """Every Section class inside an annotation (unions, lists, Annotated)."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    found: list[type[Section]] = []
-    for inner in getattr(annotation, "__args__", ()):
-        found.extend(_sections(inner))
-    return found

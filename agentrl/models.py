@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import Job, JobError
 
@@ -82,11 +83,11 @@ def _convert(file: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
         )
         model = model.to(torch.bfloat16)
-        if getattr(model.config, "quantization_config", None) is not None:
+        if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # it is an ordinary model from here on
         model.save_pretrained(draft)
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(draft)
@@ -104,5 +105,7 @@ def _cache_folder() -> Path:
 
 
 def _release(package: str) -> str:
-    names = importlib.metadata.packages_distributions().get(package, [package])
-    return importlib.metadata.version(names[0])
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # the distribution has another name; finding it takes seconds
+        return importlib.metadata.version(importlib.metadata.packages_distributions()[package][0])

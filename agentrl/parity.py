@@ -6,13 +6,12 @@ log-probabilities, long before it shows as a run that does not learn.
 
 from __future__ import annotations
 
-import gymnasium
 import numpy as np
 
 from agentrl.config import Job
 from agentrl.learner.gang import LearnerGang
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.env_actor import import_environments
+from agentrl.rollout.catalogue import openings
 from agentrl.rollout.pool import RolloutPool
 from agentrl.types import WeightSnapshot
 
@@ -30,7 +29,7 @@ class ParityProbe:
 
     def __init__(self, job: Job, renderer: ChatRenderer) -> None:
         self.tolerance = job.learner.parity_tolerance or TOLERANCE[job.student.dtype]
-        self.prompts = _openings(job, renderer)
+        self.prompts = list(openings(job, renderer, PROMPTS_PER_ENVIRONMENT))
 
     def check(self, learner: LearnerGang, pool: RolloutPool, snapshot: WeightSnapshot) -> float:
         """The largest gap over prompts, positions and engines.  Raises ParityError above the tolerance."""
@@ -46,15 +45,3 @@ class ParityProbe:
                     f"{pool.first_difference(worker, snapshot) or 'none in the file it read, so its loaded copy is stale'}"
                 )
         return worst
-
-
-def _openings(job: Job, renderer: ChatRenderer) -> list[list[int]]:
-    import_environments(job.environments)
-    prompts = []
-    for environment in job.environments:
-        env = gymnasium.make(environment.id, disable_env_checker=True, **environment.kwargs).unwrapped
-        for task in range(PROMPTS_PER_ENVIRONMENT):
-            options = {"level": job.curriculum.start_level, "task": task, "language": environment.language, "split": "train"}
-            messages, info = env.reset(seed=task, options=options)
-            prompts.append(renderer.render_opening(messages, info["tools"]))
-    return prompts

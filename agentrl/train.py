@@ -1,43 +1,55 @@
 """The loop.  One iteration is: plan, collect, guide, learn, sync weights, record, promote.  Nothing else drives it.
 
     curriculum   an actor that says which tasks, how hard and with which loss weights          agentrl/curriculum
-    rollouts     vLLM workers and environment actors that play episodes                        agentrl/rollout
+    pool         vLLM workers and environment actors that play episodes                        agentrl/rollout
     teacher      a service that gives logits and a value at every turn, over HTTP              agentrl/teacher
     learner      DeepSpeed ranks that take the combined step                                   agentrl/learner
-    observer     the run folder: metrics, trajectories, checkpoints, report                    agentrl/observe
+    folder       the run folder: metrics, trajectories, checkpoints, report                    agentrl/observe
 
 The components do not know the loop, and the loop knows no backend.
 """
 
 from __future__ import annotations
 
-import signal
+import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-import ray
+from transformers import AutoTokenizer
 
 from agentrl import cluster
 from agentrl.config import Job
-from agentrl.curriculum.actor import start_curriculum
+from agentrl.curriculum.actor import CurriculumHandle
+from agentrl.curriculum.curriculum import Curriculum
+from agentrl.evaluation.leaks import check_leaks
 from agentrl.evaluation.suite import EvaluationReport, evaluate
-from agentrl.learner.gang import LearnerGang
+from agentrl.evaluation.table import Comparison, compare
+from agentrl.interrupt import Interrupted, StopFlag
+from agentrl.learner.gang import GangLost, LearnerGang
+from agentrl.models import resolve_models
+from agentrl.observe.checkpoints import step_of
 from agentrl.observe.progress import Progress
-from agentrl.observe.run_folder import RunFolder
+from agentrl.observe.report import write_report
+from agentrl.observe.run_folder import AFTER, BEFORE, RunFolder
 from agentrl.observe.summary import write_summary
 from agentrl.parity import ParityProbe
+from agentrl.rollout.catalogue import Catalogue, read_catalogue
+from agentrl.rollout.chat import make_renderer
 from agentrl.rollout.pool import RolloutPool
-from agentrl.teacher.client import TeacherClient
+from agentrl.teacher.client import TeacherClient, identity_of
+from agentrl.teacher.server import start_service, stop_service
 from agentrl.types import Outcome, Trajectory
 
+MAX_RESTARTS = 3
+"""restarts of the learner in a row, without a finished step between them"""
 
-class Interrupted(Exception):
-    """Ctrl-C: what was done so far is in the run's last checkpoint."""
+
+class ResumeError(RuntimeError):
+    """The run cannot go on as it began."""
 
 
 @dataclass(slots=True)
@@ -46,17 +58,18 @@ class Loop:
 
     job: Job
     folder: RunFolder
-    curriculum: Any
+    progress: Progress
+    stop: StopFlag
+    catalogue: Catalogue
+    curriculum: CurriculumHandle
     pool: RolloutPool
     teacher: TeacherClient
     learner: LearnerGang
     probe: ParityProbe
-    progress: Progress
-    stop: StopFlag
     step: int = 0
+    restarts: int = 0
     phase_s: dict[str, float] = field(default_factory=dict)
-    before: EvaluationReport | None = None
-    after: EvaluationReport | None = None
+    signatures: set[str] = field(default_factory=set)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -67,35 +80,33 @@ class Loop:
         self.phase_s[name] = time.monotonic() - started
 
 
-def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = False) -> dict[str, Any]:
-    """Run `job` into `folder` and return its summary.
+def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = False) -> Comparison:
+    """Run `job` into `folder`; return the comparison of before and after.
 
-    With `resume`, continue from the folder's last complete checkpoint.  Raises Interrupted after Ctrl-C, when a
-    checkpoint has been written and every actor has been stopped.
+    With `resume`, go on from the folder's last whole checkpoint.  Raises Interrupted after Ctrl-C, when a checkpoint has
+    been written; every actor is stopped on the way out, whatever happened.
     """
     with ExitStack() as stack:
-        stop = stack.enter_context(StopFlag())
-        loop = _assemble(job, folder, progress, stop, stack)
+        loop = assemble(resolve_models(job), folder, progress, stack)
         if resume:
-            _restore(loop)
+            restore_checkpoint(loop)
         sync_weights(loop)
         try:
-            if loop.before is None:
-                with stop.may_interrupt():
-                    loop.before = run_evaluation(loop, "before")
+            before = evaluation(loop, BEFORE)
             while loop.step < job.steps:
-                iteration(loop)
-                if loop.step % job.checkpoint_every == 0 or loop.step == job.steps:
-                    save_checkpoint(loop)
-                stop.check()
-            with stop.may_interrupt():
-                loop.after = run_evaluation(loop, "after")
+                iteration_or_restart(loop)
+                loop.stop.check()
+            after = evaluation(loop, AFTER)
         except Interrupted:
             progress.say("interrupted: saving a checkpoint")
             save_checkpoint(loop)
             raise
+        progress.phase("report")
         loop.learner.save_model(folder.path / "model")
-        return write_summary(folder, job, loop.before, loop.after)
+        comparison = compare(before, after)
+        write_summary(folder, comparison.to_dict())
+        write_report(folder)
+        return comparison
 
 
 def iteration(loop: Loop) -> None:
@@ -104,8 +115,8 @@ def iteration(loop: Loop) -> None:
     loop.phase_s = {}
     with loop.stop.may_interrupt():
         with loop.phase("plan"):
-            specs = ray.get(loop.curriculum.plan.remote(step, job.rollout.episodes_per_step), timeout=60)
-            weights = ray.get(loop.curriculum.loss_weights.remote(step), timeout=60)
+            specs = loop.curriculum.plan(step, job.rollout.episodes_per_step)
+            weights = loop.curriculum.loss_weights(step)
         with loop.phase("collect"):
             trajectories = loop.pool.collect(specs, on_progress=loop.progress.episodes)
         with loop.phase("guide"):
@@ -116,30 +127,46 @@ def iteration(loop: Loop) -> None:
         learned = loop.learner.step(trajectories, weights, progress=step / job.steps)
     with loop.phase("sync"):
         parity_gap = sync_weights(loop)
-    ray.get(loop.curriculum.record.remote([outcome(t) for t in trajectories if t.failure is None]), timeout=60)
-    promoted = ray.get(loop.curriculum.promote.remote(step), timeout=60)
+    loop.curriculum.record([outcome(t) for t in trajectories if t.failure is None])
+    loop.signatures |= {t.signature for t in trajectories if t.failure is None}
+    promoted = loop.curriculum.promote(step)
     loop.step = step + 1
-    loop.folder.record_step(
+    record = loop.folder.record_step(
         step=step,
         version=loop.learner.version,
         phase_s=loop.phase_s,
         trajectories=trajectories,
-        teacher=guidance,
+        teacher=asdict(guidance),
         learner=learned,
-        weights=weights,
+        weights=weights.model_dump(),
         parity_gap=parity_gap,
         promoted=promoted,
         events=loop.pool.take_events(),
     )
-    loop.progress.step(loop.folder.last_record)
-    every = job.evaluation.every_steps
-    if every and loop.step % every == 0 and loop.step < job.steps:
-        with loop.stop.may_interrupt():
-            run_evaluation(loop, f"step-{loop.step:05d}")
+    loop.progress.step(record)
+    if loop.step % job.checkpoint_every == 0 or loop.step == job.steps:
+        save_checkpoint(loop)
+    if job.evaluation.every_steps and loop.step % job.evaluation.every_steps == 0 and loop.step < job.steps:
+        evaluation(loop, f"step-{loop.step:05d}")
+
+
+def iteration_or_restart(loop: Loop) -> None:
+    """One step; when a rank of the learner dies, all of them start again and the run goes back to its last checkpoint."""
+    try:
+        iteration(loop)
+        loop.restarts = 0
+    except GangLost as error:
+        loop.restarts += 1
+        if loop.restarts > MAX_RESTARTS:
+            raise
+        loop.progress.say(f"{error}; restarting the learner from the last checkpoint")
+        loop.learner.restart()
+        restore_checkpoint(loop)
+        sync_weights(loop)
 
 
 def sync_weights(loop: Loop) -> float:
-    """Push the learner's weights to every engine and return the largest gap of their logprobs to the learner's own.
+    """Push the learner's weights to every engine; the largest gap of their logprobs to the learner's own, in nats.
 
     Raises ParityError when the gap is above the tolerance, naming the first tensor that differs.
     """
@@ -148,18 +175,103 @@ def sync_weights(loop: Loop) -> float:
     return loop.probe.check(loop.learner, loop.pool, snapshot)
 
 
-def run_evaluation(loop: Loop, name: str) -> EvaluationReport:
+def evaluation(loop: Loop, name: str) -> EvaluationReport:
+    """Play the held-out suite, or read what this run found when it played it before it was interrupted."""
+    played = loop.folder.evaluations().get(name)
+    if played is not None:
+        return EvaluationReport.from_dict(played)
     loop.progress.phase(f"evaluate {name}")
-    report = evaluate(
-        lambda specs: loop.pool.collect(specs, on_progress=loop.progress.episodes),
-        loop.job,
-        name=name,
-    )
+    with loop.stop.may_interrupt():
+        report = evaluate(
+            lambda specs: loop.pool.collect(specs, on_progress=loop.progress.episodes),
+            loop.job,
+            loop.catalogue.ladders,
+            loop.catalogue.errors,
+            signature_of=loop.catalogue.heldout_signature,
+            name=name,
+        )
+    check_leaks(loop.signatures, report.signatures)
     loop.folder.record_evaluation(loop.step, report)
     loop.progress.evaluation(report)
     return report
 
 
+def save_checkpoint(loop: Loop) -> None:
+    """All that a resumed run needs to equal an uninterrupted one; the plan in flight follows from step and curriculum."""
+    with loop.folder.checkpoints.writing(loop.step) as path:
+        loop.learner.save(path / "learner")
+        state = {
+            "step": loop.step,
+            "policy_version": loop.learner.version,
+            "curriculum": loop.curriculum.state_dict(),
+            "teacher": loop.teacher.model().model_dump(mode="json"),
+            "signatures": sorted(loop.signatures),
+        }
+        (path / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+
+
+def restore_checkpoint(loop: Loop) -> None:
+    """Back to the last whole checkpoint, or to the start of the run where there is none yet.
+
+    Raises ResumeError when the teacher is not the one that the run began with.
+    """
+    path = loop.folder.checkpoints.latest()
+    if path is None:
+        loop.step = 0
+        loop.signatures = set()
+        loop.curriculum.load_state_dict(Curriculum(loop.job, loop.catalogue.ladders).state_dict())
+        loop.folder.resume_at(0)
+        return
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    if state["teacher"] != loop.teacher.model().model_dump(mode="json"):
+        raise ResumeError(
+            f"{loop.teacher.url} is not the teacher that this run began with: serve that one again, or start a new run"
+        )
+    loop.learner.load(path / "learner")
+    loop.curriculum.load_state_dict(state["curriculum"])
+    loop.signatures = set(state["signatures"])
+    loop.step = step_of(path)
+    loop.folder.resume_at(loop.step)
+    loop.progress.say(f"resumed after step {loop.step}")
+
+
+def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) -> Loop:
+    """Start every part of the job, each to be stopped again when `stack` closes."""
+    catalogue = read_catalogue(job)
+    tokenizer = AutoTokenizer.from_pretrained(job.student.path)
+    progress.phase("starting Ray")
+    stack.enter_context(cluster.connect(job))
+    placement = stack.enter_context(cluster.reserve(job))
+    progress.phase("starting the teacher")
+    url = job.teacher.url
+    if url is None:
+        url = start_service(job.teacher)
+        stack.callback(stop_service)
+    teacher = stack.enter_context(TeacherClient(url, os.environ.get(job.teacher.api_key_env), job.teacher.timeout_s))
+    teacher.handshake(identity_of(tokenizer, job.student.max_model_len, job.learner.loss.ppo.gamma))
+    progress.phase("starting the learner")
+    learner = LearnerGang(job, placement)
+    stack.callback(learner.close)
+    progress.phase("starting the rollout workers")
+    pool = RolloutPool(job, placement=placement)
+    stack.callback(pool.close)
+    curriculum = CurriculumHandle(job, catalogue.ladders)
+    stack.callback(curriculum.close)
+    return Loop(
+        job=job,
+        folder=folder,
+        progress=progress,
+        stop=stack.enter_context(StopFlag()),
+        catalogue=catalogue,
+        curriculum=curriculum,
+        pool=pool,
+        teacher=teacher,
+        learner=learner,
+        probe=ParityProbe(job, make_renderer(tokenizer, job.student.renderer)),
+    )
+
+
 def outcome(trajectory: Trajectory) -> Outcome:
+    """What the curriculum is told of an episode."""
     spec = trajectory.spec
     return Outcome(spec.env, spec.level, trajectory.success, len(trajectory.turns), trajectory.oracle_turns)

@@ -10,6 +10,7 @@ Imports neither torch nor ray: these objects travel between processes and into f
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Literal, NewType
 
@@ -22,6 +23,7 @@ __all__ = [
     "AssistantMessage",
     "Author",
     "EpisodeSpec",
+    "Failure",
     "Injection",
     "Label",
     "Message",
@@ -39,6 +41,12 @@ __all__ = [
 ]
 
 PolicyVersion = NewType("PolicyVersion", int)
+
+
+class Failure(RuntimeError):
+    """An error for people: says what was wrong, where, and what to do.  Commands print it without a traceback."""
+
+
 
 #: Who wrote a turn.  Only a student's turns are trained on by the on-policy losses.
 Author = Literal["student", "teacher", "expert", "injected"]
@@ -193,9 +201,25 @@ class Promotion:
     reason: str
 
 
+def tensor_digests(data: bytes | memoryview) -> dict[str, str]:
+    """SHA-256 of each tensor's bytes as they stand in a safetensors file, without building a tensor.
+
+    Raises ValueError for what is not a safetensors file.
+    """
+    view = memoryview(data).cast("B")
+    length = int.from_bytes(view[:8], "little")
+    try:
+        header = json.loads(bytes(view[8 : 8 + length]))
+        spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"these {view.nbytes} bytes are not a safetensors file: {error}") from error
+    body = view[8 + length :]
+    return {name: hashlib.sha256(body[start:end]).hexdigest() for name, (start, end) in spans.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSnapshot:
-    """The student's weights of one version: safetensors bytes behind a Ray object ref, with a digest for each tensor."""
+    """The student's weights of one version: safetensors bytes behind a Ray object ref, with their `tensor_digests`."""
 
     version: PolicyVersion
     ref: object

@@ -1,6 +1,7 @@
 """Environments for dialogue agents, registered with gymnasium by name.
 
-`gymnasium.make("agentrl/FoodOrder-v0", level=3, language="zh")` makes one after `import envs`; nothing here needs agentrl.
+After `import envs`, `gymnasium.make("agentrl/FoodOrder-v0", level=3, language="zh")` makes one; nothing here needs
+agentrl.
 """
 
 import gymnasium

@@ -33,7 +33,10 @@ class ParseStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the assistant wrote it.  `arguments` is None exactly when `status` is not OK; `raw` is what was written."""
+    """One call as the assistant wrote it.
+
+    `arguments` is None exactly when `status` is not OK; never change it in place.  `raw` is what was written.
+    """
 
     name: str
     arguments: dict[str, Any] | None
@@ -193,7 +196,7 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], AssistantMessage]):
 
     @abstractmethod
     def inject(self, error: str, rng: random.Random) -> AssistantMessage:
-        """A wrong assistant message for the present state whose error the tool or the user will *state* when it is played.
+        """A wrong assistant message for the present state whose error will be *stated*, by a tool or the user.
 
         The caller plays it with `step` as if the assistant had said it.  Raises ValueError for a name not in `errors`.
         """

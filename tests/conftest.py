@@ -69,16 +69,23 @@ def ray_cluster() -> Iterator[str]:
     """
     import ray
 
-    context = ray.init(
-        address="local",
-        num_cpus=8,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=512 * 1024**2,
-        _temp_dir=str(_RAY_DIR / "ray"),
-        log_to_driver=True,
-        logging_level="WARNING",
-    )
+    for attempts_left in (2, 1, 0):
+        try:
+            context = ray.init(
+                address="local",
+                num_cpus=8,
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=512 * 1024**2,
+                _temp_dir=str(_RAY_DIR / "ray"),
+                log_to_driver=True,
+                logging_level="WARNING",
+            )
+            break
+        except Exception as error:  # Ray's own 30 s for a node to come up are few on busy cores
+            if not attempts_left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
     yield context.address_info["address"]
     ray.shutdown()
 

@@ -19,7 +19,7 @@ VOCABULARY = ("agentrl.types", "agentrl.config")
 #: roles: they import the vocabulary, the environments' contract and each other's nothing
 ROLES = ("rollout", "teacher", "learner", "curriculum", "observe")
 #: the storey above: may import every role, but not the commands
-ABOVE = ("cluster", "models", "train", "correction", "evaluation", "doctor", "demo")
+ABOVE = ("cluster", "local_ray", "models", "parity", "train", "correction", "evaluation", "doctor", "demo")
 #: the top: may import everything
 TOP = ("cli", "__main__", "__init__")
 #: what may be used from outside of its room

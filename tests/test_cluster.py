@@ -113,6 +113,49 @@ def test_a_job_without_room_says_which_bundles_are_missing_and_what_is_free(ray_
     assert message.splitlines()[-2] == "    8 CPU"
 
 
+POOLS = """
+import ray
+from ray.cluster_utils import Cluster
+from agentrl.cluster import PlacementError, reserve
+from agentrl.config import parse_job
+from ray.util.placement_group import placement_group_table
+
+def job(ranks):
+    return parse_job({
+        "name": "pools", "environments": [{}], "student": {"path": "s"},
+        "teacher": {"scorer": {"type": "hf", "path": "t"}}, "learner": {"ranks": ranks},
+        "cluster": {"pools": True, "placement_timeout_s": 5},
+    })
+
+nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+names = ("learner", "rollout", "environment")
+pool = {nodes.add_node(num_cpus=4, labels={"pool": name}).node_id: name for name in names}
+ray.init(nodes.address, logging_level="ERROR", log_to_driver=False)
+with reserve(job(ranks=2)) as placement:
+    where = placement_group_table(placement.group)["bundles_to_node_id"]
+    print({role: [pool.get(where[i], "any") for i in indices] for role, indices in placement.indices.items()
+           if role not in ("teacher", "curriculum")})
+try:
+    with reserve(job(ranks=5)):
+        pass
+except PlacementError as error:
+    print(str(error).splitlines()[1])
+ray.shutdown()
+nodes.shutdown()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_with_pools_each_role_stays_on_the_nodes_of_its_pool() -> None:
+    command = [sys.executable, "-c", POOLS]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    placed, refused = done.stdout.splitlines()[-2:]
+    assert placed == str({"learner": ["learner"] * 2, "rollout": ["rollout"] * 2, "environment": ["environment"]})
+    assert refused == "  learner: 1 of 5 bundles of 1 CPU, in pool learner have no node"
+
+
 SCRIPT = """
 import os, subprocess, sys, time
 import psutil, ray

@@ -67,7 +67,8 @@ class PolicyWithValue(nn.Module):
         hidden_B_T_H = self.policy.model(batch.ids_B_T, attention_mask=batch.mask_B_T).last_hidden_state
         rows, cols = batch.target_index
         logits_N_V = self.policy.lm_head(hidden_B_T_H[rows, cols - 1])
-        ce = nn.functional.cross_entropy(logits_N_V, batch.ids_B_T[rows, cols], reduction="sum")
+        wanted_N = torch.where(batch.is_target_N, batch.ids_B_T[rows, cols], -100)
+        ce = nn.functional.cross_entropy(logits_N_V, wanted_N, reduction="sum")
         rows, cols = batch.state_index
         values_K = self.value_head(hidden_B_T_H[rows, cols]).squeeze(-1)
         return ce, ((values_K - batch.returns) ** 2).sum()
@@ -78,25 +79,33 @@ class Batch:
     ids_B_T: Tensor
     mask_B_T: Tensor
     target_index: tuple[Tensor, Tensor]
+    is_target_N: Tensor
     state_index: tuple[Tensor, Tensor]
     returns: Tensor
 
 
 def collate(dialogues: list[Dialogue]) -> Batch:
-    length = max(len(d.token_ids_T) for d in dialogues)
+    """Pad rows and targets to multiples of 64: every new shape costs a kernel of its own, in time and in memory."""
+    length = _round_up(max(len(d.token_ids_T) for d in dialogues))
     ids = torch.zeros(len(dialogues), length, dtype=torch.long)
     mask = torch.zeros(len(dialogues), length, dtype=torch.long)
     for b, d in enumerate(dialogues):
         ids[b, : len(d.token_ids_T)] = torch.from_numpy(d.token_ids_T)
         mask[b, : len(d.token_ids_T)] = 1
-    targets = [np.nonzero(d.target_T)[0] for d in dialogues]
+    rows, cols = _index([np.nonzero(d.target_T)[0] for d in dialogues])
+    pad = _round_up(len(rows)) - len(rows)
     return Batch(
         ids,
         mask,
-        _index(targets),
+        (nn.functional.pad(rows, (0, pad)), nn.functional.pad(cols, (0, pad), value=1)),
+        torch.arange(len(rows) + pad) < len(rows),
         _index([d.state_K for d in dialogues]),
         torch.from_numpy(np.concatenate([d.return_K for d in dialogues])),
     )
+
+
+def _round_up(n: int) -> int:
+    return -(-n // 64) * 64
 
 
 def _index(columns: list[np.ndarray]) -> tuple[Tensor, Tensor]:
@@ -199,7 +208,7 @@ def _train(rank: int, recipe: Recipe, tokenizer_dir: str, out: str, port: int, r
             queue = _draw_batches(recipe, environments, renderer, ladder, rng)
         batch = collate(queue.pop())
         ce, squared = model(batch)
-        n_targets, n_states = len(batch.target_index[0]), len(batch.returns)
+        n_targets, n_states = int(batch.is_target_N.sum()), len(batch.returns)
         loss = ce / n_targets + recipe.value_weight * squared / n_states
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -281,8 +290,9 @@ def save_model(model: PolicyWithValue, tokenizer: PreTrainedTokenizerFast, recip
     model.policy.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     head = model.value_head
-    save_file({"weight": head.weight.detach().float(), "bias": head.bias.detach().float()}, out / "value_head.safetensors")
-    (out / "value_head.json").write_text(json.dumps({"gamma": recipe.gamma, "scale": 1.0, "calibrated": True}) + "\n")
+    (out / "value_head").mkdir()  # vLLM loads every safetensors file beside the config
+    save_file({"weight": head.weight.detach().float(), "bias": head.bias.detach().float()}, out / "value_head/weights.safetensors")
+    (out / "value_head/config.json").write_text(json.dumps({"gamma": recipe.gamma, "scale": 1.0, "calibrated": True}) + "\n")
     (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
 
 

@@ -8,8 +8,8 @@ stated error forced upon the student early on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,13 @@ from agentrl.types import EpisodeSpec, Injection, Trajectory, derive_seed
 INJECTION_TURNS = (1, 2, 3)
 """turns (from 0) that an error may be forced at: after the student's own first one"""
 
+TASKS = 2**31
+"""task numbers are drawn below this; an environment makes a task out of any number"""
+CANDIDATES = 10
+"""task numbers looked at for each task of the suite, where repeats are left out"""
+
+SignatureOf = Callable[[str, int, int], str]
+"""(environment id, level, task) -> the meaning of that held-out task"""
 Collect = Callable[[list[EpisodeSpec]], list[Trajectory]]
 
 
@@ -73,11 +80,17 @@ def suite_levels(job: Job, ladders: Mapping[str, int]) -> list[int]:
 
 
 def build_suite(
-    job: Job, ladders: Mapping[str, int], errors: Mapping[str, Sequence[str]], levels: Iterable[int] | None = None
+    job: Job,
+    ladders: Mapping[str, int],
+    errors: Mapping[str, Sequence[str]],
+    levels: Sequence[int] | None = None,
+    signature_of: SignatureOf | None = None,
 ) -> list[EpisodeSpec]:
     """The episodes of the held-out suite, `evaluation.tasks` tasks for each environment and level that it has.
 
     `errors` names, for each environment id, the errors its `inject` knows; one without any is played clean alone.
+    Task numbers are distinct; an easy level may have fewer meanings than that, and repeats count for less than their
+    intervals say.  With `signature_of` no meaning is played twice, and such a level plays fewer tasks.
     """
     config = job.evaluation
     specs = []
@@ -86,30 +99,41 @@ def build_suite(
         for level in levels if levels is not None else suite_levels(job, ladders):
             if level > ladders[environment.id]:
                 continue
-            rng = np.random.default_rng(derive_seed("heldout", environment.id, level))
-            tasks = rng.choice(2**31, size=config.tasks, replace=False)
-            kind_of = rng.integers(max(len(kinds), 1), size=config.tasks)
-            turn_of = rng.choice(INJECTION_TURNS, size=config.tasks)
-            for i, task in enumerate(map(int, tasks)):
-                injection = Injection(kinds[kind_of[i]], int(turn_of[i])) if kinds else None
-                for kind, inject in (("clean", None), ("injected", injection)):
-                    if kind == "injected" and inject is None:
-                        continue
-                    specs.append(
-                        EpisodeSpec(
-                            episode_id=f"heldout-e{e}-l{level}-{i:04d}-{kind}",
-                            env=environment.id,
-                            level=level,
-                            task=task,
-                            seed=derive_seed("heldout", environment.id, level, task, kind),
-                            split="heldout",
-                            language=environment.language,
-                            temperature=config.temperature,
-                            max_turns=config.max_turns,
-                            inject=inject,
-                        )
-                    )
+            for i, task in enumerate(_draw_tasks(environment.id, level, config.tasks, signature_of)):
+                seed = derive_seed("heldout", environment.id, level, task)
+                clean = EpisodeSpec(
+                    episode_id=f"heldout-e{e}-l{level}-{i:04d}-clean",
+                    env=environment.id,
+                    level=level,
+                    task=task,
+                    seed=seed,
+                    split="heldout",
+                    language=environment.language,
+                    temperature=config.temperature,
+                    max_turns=config.max_turns,
+                )
+                specs.append(clean)
+                if kinds:
+                    rng = np.random.default_rng(seed)
+                    injection = Injection(kinds[rng.integers(len(kinds))], int(rng.choice(INJECTION_TURNS)))
+                    injected_id = clean.episode_id.replace("clean", "injected")
+                    specs.append(replace(clean, episode_id=injected_id, inject=injection))
     return specs
+
+
+def _draw_tasks(env: str, level: int, n: int, signature_of: SignatureOf | None) -> Iterator[int]:
+    """Up to n tasks of a level; the first m of n are those of a suite of m."""
+    candidates = n if signature_of is None else CANDIDATES * n
+    rng = np.random.default_rng(derive_seed("heldout", env, level))
+    seen: set[str | int] = set()
+    for _ in range(candidates):
+        task = int(rng.integers(TASKS))
+        meaning = task if signature_of is None else signature_of(env, level, task)
+        if meaning not in seen:
+            seen.add(meaning)
+            yield task
+        if len(seen) == n:
+            return
 
 
 def score(name: str, trajectories: Sequence[Trajectory], confidence: float = 0.95) -> EvaluationReport:
@@ -131,14 +155,15 @@ def evaluate(
     errors: Mapping[str, Sequence[str]],
     *,
     name: str,
-    levels: Iterable[int] | None = None,
+    levels: Sequence[int] | None = None,
+    signature_of: SignatureOf | None = None,
 ) -> EvaluationReport:
-    """Play the suite with `collect` and report.
+    """Play the suite of `build_suite` with `collect` and report.
 
     `collect` returns one trajectory for each spec, in any order, a broken episode with its `failure` set; RuntimeError
     names what is missing or was not asked for.
     """
-    specs = build_suite(job, ladders, errors, levels)
+    specs = build_suite(job, ladders, errors, levels, signature_of)
     started = time.monotonic()
     trajectories = collect(specs)
     wall_s = time.monotonic() - started

@@ -81,6 +81,19 @@ def to_rich(comparison: Comparison) -> Table:
     return table
 
 
+def report_to_rich(report: EvaluationReport) -> Table:
+    """One evaluation for a terminal: a row a level, the pooled one first where there are several."""
+    table = Table(caption=f"[{report.confidence:.0%} interval]", caption_justify="left")
+    for title in ("level", *(TITLES[metric] for metric in METRICS)):
+        table.add_column(title)
+    levels = report.by_level.items()
+    rows = [("all", report.overall)] if len(levels) > 1 else []
+    for level, metrics in [*rows, *((str(level), metrics) for level, metrics in levels)]:
+        shows = {metric: _turns if metric == "mean_turns" else _percent for metric in METRICS}
+        table.add_row(level, *(_estimate(getattr(metrics, metric), shows[metric]) for metric in METRICS))
+    return table
+
+
 def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
     rows = []
     for row in comparison.rows:

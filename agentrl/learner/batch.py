@@ -1,8 +1,8 @@
 """Rows become micro-batches: padded, flattened and weighed, ready for one forward and backward pass.
 
-Letters: B rows, T tokens padded on the right, N scored tokens, S states with a return, G states before a student's turn,
-k support ids.  The models are causal, so a pad on the right is seen by pads alone, and nothing is read from pads: no
-attention mask is needed, and no mask ever comes from a token id.
+Letters: B rows, T tokens padded on the right, N scored tokens, S states with a return, G states before a turn of the
+student's, k support ids.  The models are causal, so a pad on the right is seen by pads alone, and nothing is read from
+pads: no attention mask is needed, and no mask ever comes from a token id.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from agentrl.learner.rows import Floats, Ints, Row
 
 @dataclass(slots=True)
 class MicroBatch:
-    """What one rank sees in one pass.  (row, predictor) and (row, state) are places in token_ids_BT whose hidden state is
-    read; weights carry the global denominators of their own terms and are 0 where a term does not apply."""
+    """What one rank sees in one pass.
 
-    token_ids_BT: Ints
+    (row, predictor) and (row, state) are places in token_ids_B_T whose hidden state is read.  Weights carry the global
+    denominators of their own terms and are 0 where a term does not apply.
+    """
+
+    token_ids_B_T: Ints
     row_N: Ints
     predictor_N: Ints
     token_ids_N: Ints
@@ -31,8 +34,8 @@ class MicroBatch:
     old_logprobs_N: Floats
     advantages_N: Floats
     ppo_weights_N: Floats
-    support_ids_Nk: Ints
-    support_logprobs_Nk: Floats
+    support_ids_N_k: Ints
+    support_logprobs_N_k: Floats
     support_tail_N: Floats
     kl_weights_N: Floats
     row_S: Ints
@@ -46,7 +49,7 @@ class MicroBatch:
 
 
 def weigh(rows: Sequence[Row], aggregate: str) -> None:
-    """Set the weights of every term in the rows of one mini-batch; `aggregate` names the mean, states count as tokens do.
+    """Set what every term weighs in the rows of one mini-batch; `aggregate` names the mean, states count as tokens do.
 
     The denominators are those of the whole mini-batch, whichever ranks and micro-batches its rows go to.
     """
@@ -66,23 +69,23 @@ def weigh(rows: Sequence[Row], aggregate: str) -> None:
 
 
 def collate(rows: Sequence[Row]) -> MicroBatch:
-    """One micro-batch of these rows; of none of them, a token that weighs nothing, for a rank that has nothing to do."""
+    """One micro-batch of these rows; without rows a token that weighs nothing, for a rank that has nothing to do."""
     rows = rows or [_EMPTY]
-    token_ids_BT = np.zeros((len(rows), max(len(row.token_ids_T) for row in rows)), np.int64)
+    token_ids_B_T = np.zeros((len(rows), max(len(row.token_ids_T) for row in rows)), np.int64)
     for index, row in enumerate(rows):
-        token_ids_BT[index, : len(row.token_ids_T)] = row.token_ids_T
-    width = max(row.support_ids_Nk.shape[1] for row in rows)
+        token_ids_B_T[index, : len(row.token_ids_T)] = row.token_ids_T
+    width = max(row.support_ids_N_k.shape[1] for row in rows)
     tokens = [len(row.token_ids_N) for row in rows]
     joined = {name: _join(rows, name) for name in _PER_TOKEN + _PER_RETURN + _PER_TURN}
     # A masked NaN still poisons the gradient of what it was subtracted from: 0 * NaN.  Its weight is 0 already.
     joined["teacher_values_G"] = np.nan_to_num(joined["teacher_values_G"])
     return MicroBatch(
-        token_ids_BT=token_ids_BT,
+        token_ids_B_T=token_ids_B_T,
         row_N=np.repeat(np.arange(len(rows)), tokens),
         predictor_N=_join(rows, "predictors_N"),
         temperature_N=np.repeat(np.array([row.temperature for row in rows], np.float32), tokens),
-        support_ids_Nk=_widen([row.support_ids_Nk for row in rows], width, -1),
-        support_logprobs_Nk=_widen([row.support_logprobs_Nk for row in rows], width, -np.inf),
+        support_ids_N_k=_widen([row.support_ids_N_k for row in rows], width, -1),
+        support_logprobs_N_k=_widen([row.support_logprobs_N_k for row in rows], width, -np.inf),
         row_S=np.repeat(np.arange(len(rows)), [len(row.states_S) for row in rows]),
         state_S=_join(rows, "states_S"),
         row_G=np.repeat(np.arange(len(rows)), [len(row.states_G) for row in rows]),
@@ -123,8 +126,8 @@ _EMPTY = Row(
     turn_N=np.zeros(1, np.int64),
     behaviour_N=np.zeros(1, np.float32),
     guided_N=np.zeros(1, np.bool_),
-    support_ids_Nk=np.full((1, 1), -1, np.int64),
-    support_logprobs_Nk=np.full((1, 1), -np.inf, np.float32),
+    support_ids_N_k=np.full((1, 1), -1, np.int64),
+    support_logprobs_N_k=np.full((1, 1), -np.inf, np.float32),
     support_tail_N=np.full(1, -np.inf, np.float32),
     states_G=np.zeros(0, np.int64),
     turn_G=np.zeros(0, np.int64),

@@ -15,7 +15,10 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
-from torch import Tensor, nn
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+from torch import nn
 
 from agentrl.config import Learner, Muon
 
@@ -81,6 +84,9 @@ def _optimizer_config(learner: Learner) -> dict[str, Any]:
 
 def make_engine(module: nn.Module, learner: Learner, dtype: str) -> deepspeed.DeepSpeedEngine:
     """Wrap the module; torch.distributed must be initialised.  Only parameters that require gradients are optimised."""
+    # DeepSpeed's shared-memory collectives on CPU are compiled at the first start, and a start that is cut short leaves
+    # a lock on which every later one waits for ever.  gloo needs no compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=module, model_parameters=trained, config=ds_config(learner, dtype))
     engine.checkpoint_engine = SafeCheckpointEngine()
@@ -96,6 +102,28 @@ def set_lr(engine: deepspeed.DeepSpeedEngine, learner: Learner, factor: float) -
             base = optimizer.adam_lr
         group["lr"] = base * factor
     return optimizer.lr * factor
+
+
+def gradient_norm(engine: deepspeed.DeepSpeedEngine) -> float | None:
+    """Norm of the gradient of all parameters, before clipping; to be called before the engine's step.
+
+    None where DeepSpeed has divided the gradients; see `gradient_norm_after`.
+    """
+    if engine.zero_optimization():
+        return None
+    squares = [p.grad.float().square().sum() for p in engine.module.parameters() if p.grad is not None]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+def gradient_norm_after(engine: deepspeed.DeepSpeedEngine, learner: Learner) -> float | None:
+    """The same norm as DeepSpeed found it in its step.
+
+    None with Muon, where DeepSpeed takes the norm of the orthogonalised update, which is no gradient.
+    """
+    if isinstance(learner.optimizer, Muon):
+        return None
+    norm = engine.get_global_grad_norm()
+    return None if norm is None else float(norm)
 
 
 @contextmanager
@@ -124,9 +152,15 @@ def load(engine: deepspeed.DeepSpeedEngine, directory: Path) -> None:
         raise FileNotFoundError(f"no learner checkpoint in {directory}")
 
 
+#: What DeepSpeed puts into its files beside tensors and plain data: an enumeration and two records of numbers.
+_PLAIN_CLASSES = [ZeroStageEnum, LossScaler, fragment_address]
+
+
 class SafeCheckpointEngine(CheckpointEngine):
-    """DeepSpeed's checkpoint files, read with `weights_only`: a file cannot run code.  DeepSpeed's own reader unpickles
-    anything."""
+    """DeepSpeed's checkpoint files, read with `weights_only`: a file cannot run code.
+
+    DeepSpeed's own reader unpickles anything.
+    """
 
     def create(self, info: Any) -> None:
         pass
@@ -142,11 +176,3 @@ class SafeCheckpointEngine(CheckpointEngine):
 
     def commit(self, info: Any) -> bool:
         return True
-
-
-_PLAIN_CLASSES: list[Any] = []
-
-
-def whole_copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy in CPU memory that shares nothing with the model."""
-    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -24,17 +24,17 @@ MAX_SUPPORT_MASS = 1.0 - 1e-6
 MAX_LOG_RATIO = 20.0
 
 
-def tail_logprobs(support_logprobs_Nk: Tensor, valid_Nk: Tensor) -> Tensor:
-    """log of the mass outside of the valid support, shape N: log1p(-sum of probabilities), the sum clamped at 1 - 1e-6."""
-    mass_N = torch.where(valid_Nk, support_logprobs_Nk, -torch.inf).exp().sum(-1)
+def tail_logprobs(support_logprobs_N_k: Tensor, valid_N_k: Tensor) -> Tensor:
+    """log of the mass outside of the valid support, shape N: log1p(-sum), the sum clamped at 1 - 1e-6."""
+    mass_N = torch.where(valid_N_k, support_logprobs_N_k, -torch.inf).exp().sum(-1)
     return torch.log1p(-mass_N.clamp(max=MAX_SUPPORT_MASS))
 
 
 def support_kl(
-    student_logprobs_Nk: Tensor,
-    teacher_logprobs_Nk: Tensor,
+    student_logprobs_N_k: Tensor,
+    teacher_logprobs_N_k: Tensor,
     teacher_tail_N: Tensor,
-    valid_Nk: Tensor,
+    valid_N_k: Tensor,
     direction: Direction,
     beta: float = 0.5,
 ) -> Tensor:
@@ -46,23 +46,23 @@ def support_kl(
     Padded ids (valid False) and outcomes that the teacher gives no mass (a logprob of -inf, such as the tail of a full
     vocabulary) take no part.
     """
-    student_tail_N = tail_logprobs(student_logprobs_Nk, valid_Nk)
-    log_p = torch.cat([student_logprobs_Nk, student_tail_N[:, None]], dim=-1)
-    log_q = torch.cat([teacher_logprobs_Nk, teacher_tail_N[:, None]], dim=-1)
-    present = torch.cat([valid_Nk, torch.ones_like(valid_Nk[:, :1])], dim=-1) & torch.isfinite(log_q)
+    student_tail_N = tail_logprobs(student_logprobs_N_k, valid_N_k)
+    log_p = torch.cat([student_logprobs_N_k, student_tail_N[:, None]], dim=-1)
+    log_q = torch.cat([teacher_logprobs_N_k, teacher_tail_N[:, None]], dim=-1)
+    present = torch.cat([valid_N_k, torch.ones_like(valid_N_k[:, :1])], dim=-1) & torch.isfinite(log_q)
     return divergence(log_p, log_q, present, direction, beta)
 
 
 def full_kl(
-    student_logits_NV: Tensor,
-    teacher_logits_NV: Tensor,
+    student_logits_N_V: Tensor,
+    teacher_logits_N_V: Tensor,
     direction: Direction,
     temperature: float = 1.0,
     beta: float = 0.5,
 ) -> Tensor:
     """The same divergence on the whole vocabulary, shape N: both logits are divided by the temperature first."""
-    log_p = torch.log_softmax(student_logits_NV / temperature, dim=-1)
-    log_q = torch.log_softmax(teacher_logits_NV / temperature, dim=-1)
+    log_p = torch.log_softmax(student_logits_N_V / temperature, dim=-1)
+    log_q = torch.log_softmax(teacher_logits_N_V / temperature, dim=-1)
     return divergence(log_p, log_q, torch.ones_like(log_p, dtype=torch.bool), direction, beta)
 
 
@@ -71,7 +71,7 @@ def divergence(log_p: Tensor, log_q: Tensor, present: Tensor, direction: Directi
 
     forward: KL(q||p) = sum q (log q - log p).
     reverse: KL(p||q) = sum p (log p - log q).
-    jsd:     beta KL(q||m) + (1-beta) KL(p||m) with m = beta q + (1-beta) p, 0 < beta < 1 (GKD, arXiv 2306.13649, eq. 1);
+    jsd:     beta KL(q||m) + (1-beta) KL(p||m) with m = beta q + (1-beta) p, 0 < beta < 1 (arXiv 2306.13649, eq. 1);
              divided by beta it tends to forward for beta -> 0, by 1-beta to reverse for beta -> 1.
     """
     # Absent outcomes are replaced before any arithmetic: a product with a zero mask would turn inf - inf into NaN.
@@ -100,12 +100,15 @@ def k1(log_p_N: Tensor, log_q_N: Tensor) -> Tensor:
 
 
 def k2(log_p_N: Tensor, log_q_N: Tensor) -> Tensor:
-    """(log p - log q)**2 / 2 of sampled tokens; as a loss its on-policy gradient is that of KL(p||q), the reverse one."""
+    """(log p - log q)**2 / 2 of sampled tokens; as a loss its on-policy gradient is that of the reverse KL(p||q)."""
     return 0.5 * (log_p_N - log_q_N).square()
 
 
 def k3(log_p_N: Tensor, log_q_N: Tensor) -> Tensor:
-    """q/p - 1 - log(q/p) of sampled tokens: unbiased for KL(p||q), never negative; its gradient is that of KL(q||p)."""
+    """q/p - 1 - log(q/p) of sampled tokens: unbiased for KL(p||q), never negative.
+
+    As a loss its on-policy gradient is that of the forward KL(q||p).
+    """
     difference = (log_q_N - log_p_N).clamp(max=MAX_LOG_RATIO)
     return difference.exp() - 1.0 - difference
 

@@ -49,8 +49,11 @@ def pack(lengths: Sequence[int], budget_tokens: int, parts: int = 1) -> list[lis
 
 
 def deal(costs: Sequence[int], ranks: int) -> list[list[int | None]]:
-    """Deal micro-batches, by index, to ranks: the dearest to the least loaded.  Every rank gets the same number; None
-    stands for an empty one, because collectives hang when a rank takes fewer steps than the others."""
+    """Deal micro-batches, by index, to ranks: the dearest to the least loaded.
+
+    Every rank gets the same number, because collectives hang when a rank takes fewer steps than the others; None
+    stands for an empty one.
+    """
     hands: list[list[int | None]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):

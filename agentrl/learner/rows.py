@@ -4,7 +4,8 @@ A row is one sample of one trajectory.  A *scored* token is one that the student
 prompts, observations, templates, teachers, experts and injections are read by the model and never trained on.
 The logit at position i-1 scores token i: `Row.predictors_N` is where that is written, once.
 
-Letters: T tokens, N scored tokens, G of the student's turns, S states that have a return, k ids of the teacher's support.
+Letters: T tokens, N scored tokens, G turns of the student's, S states that have a return, k ids of the teacher's
+support.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Row:
     support_*: the teacher's signal; an id of -1 and a logprob of -inf are padding, guided_N is False without a teacher.
     states_G: position of the state before each of the student's turns; teacher_values_G is NaN without a teacher's.
     ends_episode: this is the last sample of its trajectory, so its last position is the state after the last step.
-    The fields without a default in the constructor are known later: `targets` sets the old policy's logprobs, the advantages and the states that
-    have a return; `batch.weigh` sets the weights.  Until then old = behaviour, and nothing weighs anything.
+    Known later: `targets` sets the old policy's logprobs, the advantages and the states that have a return;
+    `batch.weigh` sets the weights.  Until then old = behaviour, and nothing weighs anything.
     """
 
     trajectory: int
@@ -43,8 +44,8 @@ class Row:
     turn_N: Ints
     behaviour_N: Floats
     guided_N: NDArray[np.bool_]
-    support_ids_Nk: Ints
-    support_logprobs_Nk: Floats
+    support_ids_N_k: Ints
+    support_logprobs_N_k: Floats
     support_tail_N: Floats
     states_G: Ints
     turn_G: Ints
@@ -69,7 +70,10 @@ class Row:
 
 
 def build_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """The rows of every trajectory that did not fail.  Raises ValueError naming the episode for arrays that do not fit."""
+    """The rows of every trajectory that did not fail.
+
+    Raises ValueError naming the episode for arrays that do not fit together.
+    """
     rows: list[Row] = []
     turns_so_far = 0
     for number, trajectory in enumerate(trajectories):
@@ -98,8 +102,8 @@ def _row(trajectory: Trajectory, number: int, sample: Sample, turns: list[Turn],
     if not np.isfinite(behaviour_N).all():
         raise ValueError(f"{where}: a trainable token has no finite behaviour logprob")
     width = max((guide[0].shape[1] for guide in guides if guide is not None), default=1)
-    ids_Nk = np.full((len(positions_N), width), -1, np.int64)
-    logprobs_Nk = np.full((len(positions_N), width), -np.inf, np.float32)
+    ids_N_k = np.full((len(positions_N), width), -1, np.int64)
+    logprobs_N_k = np.full((len(positions_N), width), -np.inf, np.float32)
     tail_N = np.full(len(positions_N), -np.inf, np.float32)
     guided_N = np.zeros(len(positions_N), np.bool_)
     offset = 0
@@ -108,9 +112,9 @@ def _row(trajectory: Trajectory, number: int, sample: Sample, turns: list[Turn],
         offset += count
         if guide is not None:
             k = guide[0].shape[1]
-            ids_Nk[here, :k], logprobs_Nk[here, :k], tail_N[here] = guide
+            ids_N_k[here, :k], logprobs_N_k[here, :k], tail_N[here] = guide
             guided_N[here] = True
-    logprobs_Nk[ids_Nk < 0] = -np.inf
+    logprobs_N_k[ids_N_k < 0] = -np.inf
     turn_G = np.array([first_turn + turn.index for turn in own], np.int64)
     return Row(
         trajectory=number,
@@ -122,8 +126,8 @@ def _row(trajectory: Trajectory, number: int, sample: Sample, turns: list[Turn],
         turn_N=np.repeat(turn_G, counts),
         behaviour_N=behaviour_N,
         guided_N=guided_N,
-        support_ids_Nk=ids_Nk,
-        support_logprobs_Nk=logprobs_Nk,
+        support_ids_N_k=ids_N_k,
+        support_logprobs_N_k=logprobs_N_k,
         support_tail_N=tail_N,
         states_G=np.array([turn.start - 1 for turn in own], np.int64),
         turn_G=turn_G,
@@ -134,7 +138,7 @@ def _row(trajectory: Trajectory, number: int, sample: Sample, turns: list[Turn],
 def _trained_positions(where: str, sample: Sample, turn: Turn) -> Ints:
     if not 0 < turn.start < turn.end <= len(sample.token_ids_T):
         raise ValueError(
-            f"{where}: turn {turn.index} covers tokens {turn.start}..{turn.end} of a sample of {len(sample.token_ids_T)}"
+            f"{where}: turn {turn.index} covers tokens {turn.start}..{turn.end} of {len(sample.token_ids_T)}"
         )
     inside = slice(turn.start, turn.end)
     if (sample.turn_ids_T[inside] != turn.index).any():
@@ -170,3 +174,28 @@ def _guide(where: str, trajectory: Trajectory, turn: Turn, kept: Ints) -> tuple[
 def _teacher_value(trajectory: Trajectory, turn: Turn) -> float:
     guidance = _guidance(trajectory, turn)
     return float("nan") if guidance is None or guidance.value is None else float(guidance.value)
+
+
+def probe_row(token_ids: Sequence[int]) -> Row:
+    """A row that scores every token but the first at temperature 1, for comparing logprobs; nothing is trained on."""
+    ids_T = np.asarray(token_ids, np.int64)
+    count = len(ids_T) - 1
+    if count < 1:
+        raise ValueError(f"a probe needs at least 2 tokens, got {len(ids_T)}")
+    return Row(
+        trajectory=-1,
+        ends_episode=False,
+        temperature=1.0,
+        token_ids_T=ids_T,
+        token_ids_N=ids_T[1:],
+        predictors_N=np.arange(count),
+        turn_N=np.zeros(count, np.int64),
+        behaviour_N=np.zeros(count, np.float32),
+        guided_N=np.zeros(count, np.bool_),
+        support_ids_N_k=np.full((count, 1), -1, np.int64),
+        support_logprobs_N_k=np.full((count, 1), -np.inf, np.float32),
+        support_tail_N=np.full(count, -np.inf, np.float32),
+        states_G=np.zeros(0, np.int64),
+        turn_G=np.zeros(0, np.int64),
+        teacher_values_G=np.zeros(0, np.float32),
+    )

@@ -1,4 +1,4 @@
-"""What the old policy said becomes advantages and returns.  Computed once a step, before the first update.  Pure numpy."""
+"""What the old policy said becomes advantages and returns, once a step, before the first update.  Pure numpy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from agentrl.types import Trajectory
 
 @dataclass(slots=True)
 class RowScores:
-    """What the student says of one row before the update: logprobs and entropies of its scored tokens at the sampling
-    temperature, and the value of the state after every one of its tokens."""
+    """What the student says of one row before the update.
+
+    Logprobs and entropies of its scored tokens at the sampling temperature, and the value of the state after every one
+    of its tokens.
+    """
 
     logprobs_N: Floats
     entropy_N: Floats

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.config import Job, JobError, dump_job, load_job
+from agentrl.config import Job, dump_job, load_job
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.files import not_finite, plain, write_whole
 from agentrl.observe.metrics import step_record
@@ -30,6 +30,10 @@ from agentrl.types import Trajectory
 logger = logging.getLogger(__name__)
 
 BEFORE, AFTER = "before", "after"
+
+
+class RunFolderError(ValueError):
+    """A folder that holds no run, or not what was asked of it."""
 
 
 class Report(Protocol):
@@ -66,10 +70,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """A run's folder.  Raises JobError where there is none."""
+        """A run's folder.  Raises RunFolderError where there is none."""
         path = Path(path)
         if not (path / "job.yaml").is_file():
-            raise JobError(f"{path} is not a run folder: it has no job.yaml")
+            raise RunFolderError(f"{path} is not a run folder: it has no job.yaml")
         return cls(path)
 
     @cached_property
@@ -103,8 +107,12 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write `value` as one JSON file (`summary.json`, say), whole or not at all."""
+        return self.write_text(name, json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write one file, whole or not at all; a lone surrogate, which is no UTF-8, becomes a question mark."""
         path = self.path / name
-        write_whole(path, (json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n").encode())
+        write_whole(path, text.encode("utf-8", "replace"))
         return path
 
     def _append(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +158,11 @@ class RunFolder:
         return [record.trajectory for record in self.read_records(name)]
 
     def read_records(self, name: str) -> list[Record]:
-        """The same with the guidance's summaries."""
+        """The same with the guidance's summaries.  Raises RunFolderError for a name that is not there."""
+        if not self._trajectory_file(name).exists():
+            raise RunFolderError(
+                f"{self.path} has no trajectories {name!r}; it has {', '.join(self.trajectory_names()) or 'none'}"
+            )
         return list(read_records(self._trajectory_file(name)))
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -177,6 +189,8 @@ class RunFolder:
         write_whole(self.path / "metrics.jsonl", lines.encode())
         for name in set(self.trajectory_names()) - trajectories:
             self._trajectory_file(name).unlink()
+        for name in ("summary.json", "report.html", "report.png"):
+            (self.path / name).unlink(missing_ok=True)
         self.checkpoints.drop_after(step)
         self._ran_s = max((record.get("time_s") or 0.0 for record in kept), default=0.0)
         self._opened = time.monotonic()

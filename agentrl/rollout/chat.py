@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from renderers.base import MODEL_RENDERER_MAP, ParsedToolCall, Renderer, create_renderer
-from renderers.configs import AutoRendererConfig, CustomRendererConfig, _config_class_for
+from renderers.configs import CustomRendererConfig, _config_class_for
 
 from agentrl.rollout.chatml import CHAT_TEMPLATE, IM_END, IM_START, ChatMLRenderer
 from agentrl.rollout.tool_calls import check_arguments, format_calls, parse_turn
@@ -59,7 +59,7 @@ class ChatRenderer:
         kept = [*prompt_ids, *completion_ids]
         messages = [_to_library(message) for message in new_messages]
         bridged = self.renderer.bridge_to_next_turn(
-            list(prompt_ids), list(completion_ids), messages, tools=list(tools) or None
+            list(prompt_ids), list(completion_ids), messages, tools=_schemas(tools)
         )
         if bridged is None or bridged.token_ids[: len(kept)] != kept:
             return None
@@ -114,13 +114,14 @@ class ChatRenderer:
         self, messages: Sequence[Message | AssistantMessage], tools: Sequence[dict] = (), *, generation_prompt: bool
     ) -> list[int]:
         plain = [_to_library(message) for message in messages]
-        return list(self.renderer.render_ids(plain, tools=list(tools) or None, add_generation_prompt=generation_prompt))
+        return list(self.renderer.render_ids(plain, tools=_schemas(tools), add_generation_prompt=generation_prompt))
 
 
 def make_renderer(tokenizer: Any, name: str = "auto") -> ChatRenderer:
     """The renderer that a job names: `chatml`, a family of the renderers library, an import path, or `auto`.
 
-    `auto` takes the library's renderer for a model that it knows by name, and ChatML for a tokenizer with ChatML's tokens.
+    `auto` takes the library's renderer for a model that it knows by name, and ChatML for a tokenizer with ChatML's
+    tokens.
     Raises ValueError naming the tokenizer and the choices.
     """
     if name == "auto":
@@ -131,7 +132,7 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> ChatRenderer:
     if "." in name and (":" in name or "/" in name or name.rpartition(".")[2][:1].isupper()):
         return ChatRenderer(tokenizer, create_renderer(plain, CustomRendererConfig(import_path=name)))
     try:
-        config = _config_class_for(name)()
+        config: Any = _config_class_for(name)()
     except (KeyError, ValueError) as error:
         families = sorted({"chatml", *MODEL_RENDERER_MAP.values()})
         raise ValueError(f"student.renderer {name!r} is not known; known are auto, {', '.join(families)}") from error
@@ -146,8 +147,8 @@ def _guess(tokenizer: Any) -> str:
     if IM_START in vocabulary and IM_END in vocabulary:
         return "chatml"
     raise ValueError(
-        f"student.renderer is auto, and the model {getattr(tokenizer, 'name_or_path', '')!r} is neither known by name nor a "
-        f"ChatML one; name its family: {', '.join(sorted(set(MODEL_RENDERER_MAP.values())))}"
+        f"student.renderer is auto, and the model {getattr(tokenizer, 'name_or_path', '')!r} is neither known by name "
+        f"nor a ChatML one; name its family: {', '.join(sorted(set(MODEL_RENDERER_MAP.values())))}"
     )
 
 
@@ -165,6 +166,10 @@ class _TextIsText:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
+
+
+def _schemas(tools: Sequence[dict]) -> Any:
+    return list(tools) or None
 
 
 def _to_library(message: Message | AssistantMessage) -> Any:

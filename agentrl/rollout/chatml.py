@@ -1,10 +1,11 @@
 """ChatML (`<|im_start|>role ... <|im_end|>`) in the plug-in form of the `renderers` library.
 
-For SmolLM2, Qwen2.5 and every model whose tokenizer has the two ChatML tokens.  Tools, calls and tool results are written
-as Qwen2.5 writes them.  `CHAT_TEMPLATE` is the jinja template that renders the same bytes: save it with a model trained here.
+For SmolLM2, Qwen2.5 and every model whose tokenizer has the two ChatML tokens.  Tools, calls and tool results are
+written as Qwen2.5 writes them.  `CHAT_TEMPLATE` is the jinja template that renders the same bytes: save it with a
+model trained here.
 
-Text is encoded with `split_special_tokens`: a control token that a user types is text.  No history is ever rewritten, so
-that a conversation is one growing list of token ids.  No default system message is added.
+Text is encoded with `split_special_tokens`: a control token that a user types is text.  No history is ever
+rewritten, so that a conversation is one growing list of token ids.  No default system message is added.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ TOOLS_TAIL = (
     f"{CLOSE}"
 )
 
-CHAT_TEMPLATE = (
-    """\
+CHAT_TEMPLATE = """\
 {%- set first_is_system = messages[0].role == 'system' %}
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -70,7 +70,6 @@ CHAT_TEMPLATE = (
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """.replace("@HEAD@", json.dumps(TOOLS_HEAD)).replace("@TAIL@", json.dumps(TOOLS_TAIL))
-)
 
 
 class ChatMLConfig(BaseRendererConfig):
@@ -97,7 +96,7 @@ class ChatMLRenderer:
             )
         self._controls = {token: vocabulary[token] for token in (IM_START, IM_END)}
         eos = tokenizer.eos_token_id
-        self._stops = list(dict.fromkeys([self._controls[IM_END], *([] if eos is None else [eos])]))
+        self._stops: list[int] = list(dict.fromkeys([self._controls[IM_END], *([] if eos is None else [eos])]))
 
     def render(
         self, messages: list[Message], *, tools: list[ToolSpec] | None = None, add_generation_prompt: bool = False
@@ -128,8 +127,11 @@ class ChatMLRenderer:
         *,
         tools: list[ToolSpec] | None = None,
     ) -> RenderedTokens | None:
-        """The previous ids as they are, then what the template puts between turns: the close that a cut turn lacks, the
-        separator, the new messages and the generation prompt.  `tools` stand in the opening already."""
+        """The previous ids as they are, then what the template puts between turns.
+
+        That is: the close that a cut turn lacks, the separator, the new messages, the generation prompt.  `tools` stand
+        in the opening already.
+        """
         if any(message.get("role") == "assistant" for message in new_messages):
             return None
         out = _Stream(self._tokenizer, self._controls)
@@ -237,7 +239,7 @@ def _assistant_text(message: Message) -> str:
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     text = f"{THINK}\n{reasoning}\n{THINK_END}\n\n" if reasoning else ""
     text += str(message.get("content") or "")
-    calls = [call.get("function") or call for call in message.get("tool_calls") or []]
+    calls: list[Any] = [call.get("function") or call for call in message.get("tool_calls") or []]
     written = "\n".join(format_call(str(call["name"]), _as_object(call["arguments"])) for call in calls)
     return text + ("\n" if message.get("content") and written else "") + written
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agentrl.config import TransformersEngine, VllmEngine
-from agentrl.types import PolicyVersion
+from agentrl.types import Failure, PolicyVersion
 
 
 class EngineError(RuntimeError):
     """The engine cannot answer any more; the process that holds it should end, so that its pool starts a fresh one."""
 
 
-class WeightError(RuntimeError):
+class WeightError(Failure):
     """Weights that arrived are not the ones that were sent, or could not be put to use; says which tensor."""
 
 
@@ -36,8 +36,8 @@ class Sampling:
 class Generated:
     """A sampled turn of n tokens, the stop token included when there was one.
 
-    logprobs:      of each token under the sampling distribution softmax(logits / temperature); greedy: under temperature 1.
-    finish:        "stop" when the last token is a stop token, "length" when the turn was cut.
+    logprobs:      of each token under the sampling distribution softmax(logits / temperature); greedy: under
+    temperature 1. finish:        "stop" when the last token is a stop token, "length" when the turn was cut.
     version_first: policy version when the request was admitted; version_last: when its last token came.
     """
 
@@ -62,7 +62,7 @@ class Engine(Protocol):
         ...
 
     async def load_weights(self, path: str, version: PolicyVersion) -> None:
-        """Take the weights of a safetensors file (Hugging Face's names) and forget everything cached under the old ones.
+        """Take a safetensors file's weights (Hugging Face's names) and forget all that is cached under the old ones.
 
         Requests in flight go on under the new weights.  Raises WeightError.
         """

@@ -38,7 +38,8 @@ class _DuplicateKey(ValueError):
 def parse_turn(text: str) -> ParsedTurn:
     """Split an assistant's text into content, reasoning and calls, in one pass from left to right.
 
-    Calls inside a reasoning block are drafts and are ignored.  A `</tool_call>` inside a JSON string does not end the call.
+    Calls inside a reasoning block are drafts and are ignored.  A `</tool_call>` inside a JSON string does not end
+    the call.
     """
     content: list[str] = []
     reasoning: list[str] = []
@@ -75,7 +76,7 @@ def format_calls(calls: Iterable[ToolCall]) -> str:
 
 
 def check_arguments(arguments: Any) -> ParseStatus:
-    """OK for an argument object that can be stored, printed as JSON and encoded as UTF-8; else the status that says why not."""
+    """OK for an argument object that can be printed as JSON and encoded as UTF-8; else the status that says why not."""
     if not isinstance(arguments, dict) or _depth(arguments) > MAX_DEPTH:
         return ParseStatus.MALFORMED_STRUCTURE
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -22,7 +23,8 @@ class TransformersSampler:
     def __init__(self, settings: EngineSettings) -> None:
         dtype = getattr(torch, settings.dtype)
         self.device = torch.device("cuda" if settings.gpus > 0 else "cpu")
-        self.model = AutoModelForCausalLM.from_pretrained(settings.model_path, dtype=dtype).to(self.device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(settings.model_path, dtype=dtype)
+        self.model = model.to(self.device).eval()
         self._stops = frozenset(settings.stop_token_ids)
         self._one_at_a_time = asyncio.Lock()
         self.version = PolicyVersion(0)

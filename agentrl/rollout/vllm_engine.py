@@ -1,9 +1,9 @@
 """vLLM's AsyncLLM behind the engine protocol, on CPU and GPU.
 
 Behaviour logprobs are the sampling distribution's own (`logprobs_mode="processed_logprobs"`, top-p and top-k off).
-New weights come through a worker extension that reads a safetensors file (`vllm_weights.py`): AsyncLLM keeps its model in
-a child process, and tensors do not survive a nested `collective_rpc` argument.  Control stays inside this process: no vLLM
-server is opened.
+New weights come through a worker extension that reads a safetensors file (`vllm_weights.py`): AsyncLLM keeps its
+model in a child process, and tensors do not survive a nested `collective_rpc` argument.  Control stays inside this
+process: no vLLM server is opened.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ class AsyncVllm:
 
     def __init__(self, llm: Any, stop_token_ids: tuple[int, ...]) -> None:
         from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         self._llm, self._stops = llm, list(stop_token_ids)
-        self._params, self._final = SamplingParams, RequestOutputKind.FINAL_ONLY
+        self._params, self._input, self._final = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._ids = itertools.count()
         self._admitting = asyncio.Event()
         self._admitting.set()
@@ -111,9 +112,7 @@ class AsyncVllm:
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         output = await self._run(
             token_ids,
-            self._params(
-                max_tokens=1, prompt_logprobs=0, temperature=0.0, detokenize=False, output_kind=self._final
-            ),
+            self._params(max_tokens=1, prompt_logprobs=0, temperature=0.0, detokenize=False, output_kind=self._final),
         )
         positions = output.prompt_logprobs[1:]
         return [float(at[token].logprob) for at, token in zip(positions, token_ids[1:], strict=True)]
@@ -141,10 +140,9 @@ class AsyncVllm:
     async def _run(self, token_ids: Sequence[int], params: Any) -> Any:
         last = None
         try:
-            prompt = {"prompt_token_ids": list(token_ids)}
-            async for output in self._llm.generate(prompt, params, f"r{next(self._ids)}"):
+            async for output in self._llm.generate(self._input(list(token_ids)), params, f"r{next(self._ids)}"):
                 last = output
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # vLLM's own dead-engine error shares no base class with its others
             raise EngineError(f"vLLM refused a request of {len(token_ids)} tokens: {error!r}") from error
         if last is None or not last.finished:
             raise EngineError("vLLM ended a request without an answer")
@@ -155,5 +153,5 @@ class AsyncVllm:
             return await asyncio.wait_for(call, SYNC_TIMEOUT_S)
         except TimeoutError as error:
             raise WeightError(f"waited {SYNC_TIMEOUT_S:.0f} s for {what}") from error
-        except RuntimeError as error:
+        except Exception as error:  # whatever the worker process raised comes back in the engine's wrapping
             raise WeightError(f"while waiting for {what}: {error}") from error

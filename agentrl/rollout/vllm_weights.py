@@ -1,6 +1,7 @@
 """Inside vLLM's worker process: take new weights from a safetensors file.
 
-vLLM imports this class by name in its child process and mixes it into its worker.  `model.load_weights` alone would fail on
+vLLM imports this class by name in its child process and mixes it into its worker.  `model.load_weights` alone would
+fail on
 CPU, where the weights have been packed away; `reload_weights` unpacks, loads and packs again.
 """
 
@@ -43,7 +44,7 @@ class WeightReader:
         sources = [name for name in names if name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))]
         if len(sources) != 1:
             raise ValueError(
-                f"the model ties its output layer to its embeddings, but the weights hold {len(sources)} tensors that may be "
-                "the embeddings; put lm_head.weight into the export"
+                f"the model ties its output layer to its embeddings, but the weights hold {len(sources)} tensors "
+                "that may be the embeddings; put lm_head.weight into the export"
             )
         return sources[0]

@@ -55,7 +55,9 @@ def create_app(
     count: Callable[[int, int], None] = lambda tokens, positions: None,
 ) -> Guard:
     """The service.  `observe(path, status, seconds)` hears of every answer, `count(tokens, positions)` of all work."""
-    app = FastAPI(title="agentrl teacher", version="1", summary="Turn-level log-probabilities and values.")
+    app = FastAPI(
+        redoc_url=None, title="agentrl teacher", version="1", summary="Turn-level log-probabilities and values."
+    )
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
 
     @app.exception_handler(Problem)

@@ -4,7 +4,7 @@
     agentrl teacher serve JOB                        the same from a job file, through `server.start_service`
 
 A replica holds the model.  Serve sends it up to ONGOING requests at a time, which share forward passes, keeps QUEUED
-more at the proxy, and answers 429 with Retry-After beyond that.  A replica is healthy while tokens come through its model.
+more at the proxy, and answers 429 with Retry-After beyond that.  A replica is healthy while tokens come through.
 """
 
 from __future__ import annotations

@@ -62,15 +62,16 @@ class HandshakeError(TeacherError):
 
 
 class _Client:
-    """What both clients know."""
+    """What both clients know.  Of an `api_key` with several, separated by commas as the service has them, the first."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 120.0) -> None:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self._identity: TeacherIdentity | None = None
+        key = (api_key or "").split(",")[0].strip()
         self._options: dict[str, Any] = {
             "base_url": self.url,
-            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "headers": {"Authorization": f"Bearer {key}"} if key else {},
             # A proxy from the environment must not stand between this machine and itself.
             "trust_env": not is_loopback(httpx.URL(self.url).host),
         }

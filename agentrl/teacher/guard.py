@@ -9,30 +9,29 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.teacher.loopback import is_loopback
 from agentrl.teacher.problems import Problem, internal_error
 
 logger = logging.getLogger(__name__)
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+#: They say nothing of the model and cost a token at most; every other path asks for the key, whether it exists or not.
+_OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
 
 
 class Guard:
     """Wraps an ASGI app.  `observe(path, status, seconds)` is told of every answer.
 
-    Without keys only callers on this machine are answered.  /health and the OpenAPI pages need no key: they say nothing
-    of the model.
+    Without keys only callers on this machine are answered.  /health and the OpenAPI pages need no key.
     """
 
     def __init__(
         self,
-        app: Any,
+        app: ASGIApp,
         keys: tuple[str, ...],
         body_bytes: int,
         observe: Callable[[str, int, float], None] = lambda path, status, seconds: None,
@@ -42,13 +41,13 @@ class Guard:
         self._body_bytes = body_bytes
         self._observe = observe
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started_s, status = time.perf_counter(), 0
 
-        async def sending(message: dict[str, Any]) -> None:
+        async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -66,11 +65,11 @@ class Guard:
             if not status:
                 await internal_error().response()(scope, receive, sending)
         finally:
-            self._observe(scope["path"], status, time.perf_counter() - started_s)
+            self._observe(route_path(scope), status, time.perf_counter() - started_s)
 
-    def _admit(self, scope: dict[str, Any]) -> None:
+    def _admit(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
-        if scope["path"].startswith("/v1/"):
+        if route_path(scope) not in _OPEN_PATHS:
             if self._keys:
                 self._check_key(headers.get(b"authorization", b""))
             elif not is_loopback((scope.get("client") or ("",))[0]):
@@ -91,7 +90,7 @@ class Guard:
     def _counted(self, receive: Receive) -> Receive:
         received = 0
 
-        async def counting() -> dict[str, Any]:
+        async def counting() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
@@ -104,3 +103,8 @@ class Guard:
     def _too_large(self, size: int) -> Problem:
         detail = f"the body has at least {size} bytes; this service reads up to {self._body_bytes}"
         return Problem(413, "body-too-large", detail, limit=self._body_bytes, value=size)
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the prefix that the app is mounted at."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))

@@ -2,7 +2,7 @@
 
 One forward pass over a whole trajectory gives every turn: a causal model's hidden state at i - 1 is the state before
 token i.  Logits exist only where a position is scored, in chunks, so that [B, T, V] never does.  The folder may hold
-`value_head.safetensors` (`weight` [1, H], `bias` [1]) and `value_head.json` ({"gamma", "scale", "calibrated"}).
+`value_head/weights.safetensors` (`weight` [1, H], `bias` [1]) and `value_head/config.json` ({"gamma", "scale", "calibrated"}).
 """
 
 from __future__ import annotations
@@ -124,14 +124,17 @@ class HfScorer:
                 ]
             )
             tokens_n = np.concatenate([ids_B_T[row, at] for row, at in zip(rows, positions, strict=True)])
-            named = [items[row].named_ids_n_m for row in rows]
-            named_n_m = None if named[0] is None else np.concatenate(named).astype(np.int64)
+            named = [ids for row in rows if (ids := items[row].named_ids_n_m) is not None]
+            named_n_m = np.concatenate(named).astype(np.int64) if named else None
             ids_n_k, logprobs_n_k, tails_n = self._supports(hidden_n_H, tokens_n, named_n_m, top_k, temperature)
             ends = np.cumsum([len(at) for at in positions])[:-1]
             for row, ids, logprobs, tails in zip(
                 rows, *(np.split(array, ends) for array in (ids_n_k, logprobs_n_k, tails_n)), strict=True
             ):
-                answers[row] = ItemScores(ids, logprobs, tails, self._values(hidden_B_T_H[row], items[row]))
+                k = int((ids >= 0).sum(1).max())  # an answer's shape must not depend on who shared the pass
+                answers[row] = ItemScores(
+                    ids[:, :k], logprobs[:, :k], tails, self._values(hidden_B_T_H[row], items[row])
+                )
         return answers  # type: ignore[return-value]  every row is in one group
 
     def _supports(
@@ -224,7 +227,7 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _load_value_head(
     folder: Path, hidden: int, device: str
 ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, ValueCalibration | None]:
-    file, about = folder / "value_head.safetensors", folder / "value_head.json"
+    file, about = folder / "value_head/weights.safetensors", folder / "value_head/config.json"
     if not file.is_file():
         return None, None
     tensors = load_file(file, device=device)

@@ -27,8 +27,8 @@ class ProblemDocument(BaseModel):
     title: str
     status: int
     detail: str
-    limit: float | None = None
-    value: float | None = None
+    limit: int | float | None = None
+    value: int | float | None = None
     errors: list[ProblemItem] = []
 
 

@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Logprob = float | None
 #: Below it, logits divided by the temperature leave fp32.
 MIN_TEMPERATURE = 0.01
@@ -58,8 +57,8 @@ class Strict(BaseModel):
 class Span(Strict):
     """The tokens of one turn: `token_ids[start:end]`.  The state that it was taken in ends at `start - 1`."""
 
-    start: Index = Field(ge=1)
-    end: Index = Field(ge=2)
+    start: int = Field(ge=1, le=2**31 - 1)
+    end: int = Field(ge=2, le=2**31 - 1)
 
 
 class SequenceToScore(Strict):
@@ -83,7 +82,7 @@ class ScoreRequest(Strict):
         }
     )
     sequences: list[SequenceToScore] = Field(min_length=1)
-    top_k: Index = 64
+    top_k: int = Field(default=64, ge=0, le=2**31 - 1)
     """likeliest ids a position; 0: only the sampled token and the named ids; the vocabulary's size: everything"""
     temperature: Temperature = 1.0
     """divides the logits before the softmax"""

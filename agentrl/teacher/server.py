@@ -5,17 +5,24 @@ The training job and `agentrl teacher serve` call this; whoever already has a se
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 
 import httpx
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.schema import ApplicationStatus
 
 from agentrl.config import TeacherService
 from agentrl.teacher.app import TeacherArgs, build, read_keys
 
+logger = logging.getLogger(__name__)
+
 APP_NAME = "teacher"
+
+#: Serve kills a proxy that is not ready after three checks of 5 s: on busy cores its imports alone take longer.
+_PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 
 class TeacherStartError(RuntimeError):
@@ -41,12 +48,7 @@ def start_service(config: TeacherService, timeout_s: float = 300.0) -> str:
         cpus_per_replica=config.cpus_per_replica,
         gpus_per_replica=config.gpus_per_replica,
     )
-    # One proxy, on the head: with loopback that is where the job runs, and no second node can find its port taken.
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": config.host, "port": port, "request_timeout_s": config.timeout_s},
-        logging_config={"enable_access_log": False, "log_level": "WARNING"},
-    )
+    _start_serve(config, port)
     serve.run_many(
         [serve.RunTarget(target=build(args.model_dump(mode="json")), name=APP_NAME, route_prefix="/")],
         wait_for_applications_running=False,
@@ -66,6 +68,21 @@ def stop_service(timeout_s: float = 60.0) -> None:
         time.sleep(0.1)
     if not serve.status().applications:
         serve.shutdown()
+
+
+def _start_serve(config: TeacherService, port: int) -> None:
+    """One proxy, on the head: with loopback that is where the job runs, and no second node can find its port taken."""
+    try:
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": config.host, "port": port, "request_timeout_s": config.timeout_s},
+            logging_config={"enable_access_log": False, "log_level": "WARNING"},
+            controller_options={"runtime_env": {"env_vars": _PATIENCE}},
+        )
+    except (TimeoutError, RayActorError) as error:
+        # Serve waits 60 s for its proxy, a number that cannot be set, and its controller starts another one if the
+        # first dies.  Whether one comes up in time is seen when the service is asked for its health.
+        logger.warning("Serve's proxy is late, waiting on: %s", error)
 
 
 def _wait_running(deadline: float, timeout_s: float) -> None:
@@ -117,8 +134,8 @@ def _usable_port(config: TeacherService) -> int:
             probe.bind((config.host, config.port))
         except OSError as error:
             raise TeacherStartError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}): choose another teacher.port, 0 picks "
-                "a free one, or set teacher.url if a teacher is running there"
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}): choose another teacher.port, 0 "
+                "picks a free one, or set teacher.url if a teacher is running there"
             ) from error
         return probe.getsockname()[1]
 

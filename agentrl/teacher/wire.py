@@ -69,7 +69,7 @@ def encode_request(items: Sequence[ScoreItem]) -> bytes:
 
 
 def decode_request(body: bytes) -> BinaryRequest:
-    """Raises WireError naming the tensor that is missing, superfluous, of the wrong type or of a shape that fits not."""
+    """Raises WireError naming the tensor that is missing, superfluous, of the wrong type or shape."""
     tensors = _load(body, _REQUEST, optional={"support_ids"})
     lengths_B, turns_K_3 = tensors["sequence_lengths"].astype(np.int64), tensors["turns"]
     total = len(tensors["token_ids"])

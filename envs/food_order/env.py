@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any, ClassVar
 
-from envs.base import DialogueEnv, Language, Tool, canonical_json
+from envs.base import DialogueEnv
+from envs.calls import Language, Tool, canonical_json
 from envs.contract import AssistantMessage, Label, Level, Message, ParseStatus, ToolCall, call, say
 from envs.food_order import tasks, texts
 from envs.food_order.expert import Expert
@@ -25,7 +26,8 @@ SYSTEM: dict[Language, dict[str, str]] = {
 ASKED_FOR: dict[Language, dict[str, str]] = {
     "en": {slot: slot for slot in (*tasks.SLOT_VALUES, *tasks.OPTION_VALUES)},
     "zh": {
-        "place": "地点", "time": "时间", "payment": "付款", "name": "名字", "note": "备注", "size": "份量", "spice": "辣度",
+        "place": "地点", "time": "时间", "payment": "付款", "name": "名字", "note": "备注",
+        "size": "份量", "spice": "辣度",
     },
 }  # fmt: skip
 
@@ -113,7 +115,9 @@ class FoodOrderEnv(DialogueEnv):
         absent = [dish for dish in tasks.DISHES if dish not in basket]
         dish = shown(rng.choice(absent), self.language)
         quantity = rng.randint(1, 3)
-        options = {name: shown(rng.choice(tasks.OPTION_VALUES[name]), self.language) for name in self.level.settings["options"]}
+        options = {
+            name: shown(rng.choice(tasks.OPTION_VALUES[name]), self.language) for name in self.level.settings["options"]
+        }
         if error == "unknown_dish":
             unknown = shown(rng.choice(tasks.NOT_ON_MENU), self.language)
             return call("add_item", dish=unknown, quantity=quantity, **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.base import Language
+from envs.calls import Language
 from envs.contract import AssistantMessage, call, say
 from envs.food_order.texts import ANSWER, ASK, fact_shown
 from envs.food_order.tools import Kitchen
@@ -19,7 +19,8 @@ class Expert:
     """Advises on one state.  Its wording is fixed, so that a small model can learn it."""
 
     def __init__(self, state: dict[str, Any], settings: dict[str, Any], language: Language) -> None:
-        self.state, self.settings, self.language = state, settings, language
+        self.state, self.settings = state, settings
+        self.language: Language = language
 
     def advise(self) -> tuple[AssistantMessage, list[AssistantMessage]]:
         """One right action, and others that are as good."""
@@ -86,7 +87,9 @@ class Expert:
         if dish is None:
             found = self.state["found"][normal(wish["heard"])]
             return say(self.answer("options", items=", ".join(map(self.shown, found))))
-        untold = [option for option in self.settings["options"] if option not in wish][: self.settings["slots_per_turn"]]
+        untold = [option for option in self.settings["options"] if option not in wish][
+            : self.settings["slots_per_turn"]
+        ]
         if not untold:
             return None
         return say(" ".join(ASK[self.language][option].format(d=self.shown(dish)) for option in untold))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.base import Language
+from envs.calls import Language
 from envs.contract import Label
 from envs.food_order.expert import Expert
 from envs.food_order.tasks import DISTRACTORS, OPTION_VALUES

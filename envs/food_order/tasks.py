@@ -1,8 +1,8 @@
 """What is ordered: the menu, the levels and the semantic tasks, free of language and wording.
 
-A task is plain JSON.  `items` and `slots` are what the user first wants; `changes` (said later), `out_of_stock` (dish ->
-fallback or None) and `budget` turn them into the goal while the dialogue runs.  `noise` follows from the signature, so
-equal signatures mean equal tasks.
+A task is plain JSON.  `items` and `slots` are what the user first wants; `changes` (said later), `out_of_stock` (a dish
+to its fallback or None) and `budget` turn them into the goal while the dialogue runs.  `noise` follows from the
+signature, so equal signatures mean equal tasks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from envs.base import canonical_json, stable_hash
+from envs.calls import canonical_json
 from envs.contract import Level
+from envs.splits import stable_hash
 
 #: dish -> price, kind, spicy, vegan, minutes
 MENU: dict[str, tuple[int, str, bool, bool, int]] = {
@@ -92,12 +93,14 @@ LEVELS = (
     ),
     _level(
         6, "long orders, full answers", 30, items=(3, 4), slots=("place", "time", "payment", "name"), options=("size",),
-        slots_per_turn=2, items_per_turn=2, options_told=0.5, calls_per_turn=2, facts=0.2, changes=(1, 1), noise=0.15, coupon=0.3, vague_dish=0.15,
+        slots_per_turn=2, items_per_turn=2, options_told=0.5, calls_per_turn=2,
+        facts=0.2, changes=(1, 1), noise=0.15, coupon=0.3, vague_dish=0.15,
         out_of_stock=0.15, typos=0.2, budget=0.3, distractors=6,
     ),
     _level(
         7, "six dishes, ten slots, much noise", 30, items=(4, 6), slots=tuple(SLOT_VALUES), options=("size", "spice"),
-        slots_per_turn=3, items_per_turn=3, options_told=0.8, calls_per_turn=8, facts=0.2, changes=(1, 2), noise=0.15, coupon=0.4, vague_dish=0.1,
+        slots_per_turn=3, items_per_turn=3, options_told=0.8, calls_per_turn=8,
+        facts=0.2, changes=(1, 2), noise=0.15, coupon=0.4, vague_dish=0.1,
         out_of_stock=0.1, typos=0.3, budget=0.4, distractors=12,
     ),
 )  # fmt: skip

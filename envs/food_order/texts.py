@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from envs.base import Language, canonical_json
+from envs.calls import Language, canonical_json
 from envs.food_order.tasks import DISHES, FACTS, MENU, OPTION_VALUES, SLOT_VALUES
 from envs.food_order.words import meant, normal, shown
 
@@ -113,17 +113,29 @@ SAY: dict[Language, dict[str, tuple[str, ...]]] = {
 
 ASK: dict[Language, dict[str, str]] = {
     "en": {
-        "place": "where to?", "time": "when?", "payment": "how will you pay?", "name": "what name?", "note": "any note?",
+        "place": "where to?", "time": "when?", "payment": "how will you pay?", "name": "what name?",
+        "note": "any note?",
         "more": "anything else?", "size": "what size for {d}?", "spice": "how hot for {d}?",
     },
     "zh": {
-        "place": "送到哪里？", "time": "什么时候送？", "payment": "怎么付款？", "name": "您的名字？", "note": "有备注吗？",
+        "place": "送到哪里？", "time": "什么时候送？", "payment": "怎么付款？", "name": "您的名字？",
+        "note": "有备注吗？",
         "more": "还要别的吗？", "size": "{d}要多大份？", "spice": "{d}要多辣？",
     },
 }  # fmt: skip
 ANSWER: dict[Language, dict[str, str]] = {
-    "en": {"fact": "{d}: {f} {v}.", "options": "we have {items}.", "sorry": "sorry, no {d}.", "confirm": "{quote}. ok?"},
-    "zh": {"fact": "{d}：{f}{v}。", "options": "我们有{items}。", "sorry": "抱歉，没有{d}。", "confirm": "{quote}。对吗？"},
+    "en": {
+        "fact": "{d}: {f} {v}.",
+        "options": "we have {items}.",
+        "sorry": "sorry, no {d}.",
+        "confirm": "{quote}. ok?",
+    },
+    "zh": {
+        "fact": "{d}：{f}{v}。",
+        "options": "我们有{items}。",
+        "sorry": "抱歉，没有{d}。",
+        "confirm": "{quote}。对吗？",
+    },
 }
 #: what marks each question of an assistant
 ASKED: dict[Language, dict[str, str]] = {
@@ -246,4 +258,6 @@ def _understand(text: str, language: Language) -> Said:
     sorry = bool(patterns["sorry"].search(line)) and not facts and total is None
     bye = bool(patterns["bye"].search(line)) and not asks and not facts and total is None
     understood = [not line, asks, dishes, sorted(items.items()), sorted(values), total, facts, sorry, bye]
-    return Said(not line, asks, dishes, tuple(items.items()), values, total, facts, sorry, bye, canonical_json(understood))
+    return Said(
+        not line, asks, dishes, tuple(items.items()), values, total, facts, sorry, bye, canonical_json(understood)
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from envs.base import Language, Tool, ToolError
+from envs.calls import Language, Tool, ToolError
 from envs.contract import Level
 from envs.food_order.tasks import DISHES, DISTRACTORS, FACTS, MENU, OPTION_VALUES, total_of
 from envs.food_order.texts import fact_shown, item_text, quote_text
@@ -29,8 +29,10 @@ RESULT: dict[Language, dict[str, str]] = {
         "done": "error: the order is placed already",
     },
     "zh": {
-        "ok": "好：{x}", "removed": "好：不要{x}", "placed": "好：已下单", "empty": "没有找到", "nothing": "好：这里没有要做的",
-        "unknown_dish": "错误：没有这道菜{x}", "sold_out": "错误：{x}缺货", "twice": "错误：{x}已在订单里，请用 update_item",
+        "ok": "好：{x}", "removed": "好：不要{x}", "placed": "好：已下单", "empty": "没有找到",
+        "nothing": "好：这里没有要做的",
+        "unknown_dish": "错误：没有这道菜{x}", "sold_out": "错误：{x}缺货",
+        "twice": "错误：{x}已在订单里，请用 update_item",
         "absent": "错误：{x}不在订单里", "unknown_value": "错误：未知的{k}{x}", "coupon": "错误：未知的优惠券{x}",
         "no_items": "错误：订单是空的", "no_slot": "错误：缺少{x}", "no_quote": "错误：还没有报价",
         "unconfirmed": "错误：用户还没有确认", "done": "错误：已经下过单了",
@@ -65,7 +67,7 @@ def tools_for(level: Level, language: Language) -> dict[str, Tool]:
         "add_item": _schema(item),
         "update_item": {**_schema(item), "required": ["dish"], "minProperties": 2},
         "remove_item": _schema({"dish": text}),
-        "set_delivery": {**_schema({slot: text for slot in settings["slots"]}), "required": [], "minProperties": 1},
+        "set_delivery": {**_schema(dict.fromkeys(settings["slots"], text)), "required": [], "minProperties": 1},
         "apply_coupon": _schema({"code": text}),
         "quote": _schema({}),
         "place_order": _schema({}),
@@ -98,8 +100,11 @@ def echo(written: str) -> str:
 class Kitchen:
     """Runs tools on `state`.  Arguments have passed their schema."""
 
-    def __init__(self, state: dict[str, Any], task: dict[str, Any], settings: dict[str, Any], language: Language) -> None:
-        self.state, self.task, self.settings, self.language = state, task, settings, language
+    def __init__(
+        self, state: dict[str, Any], task: dict[str, Any], settings: dict[str, Any], language: Language
+    ) -> None:
+        self.state, self.task, self.settings = state, task, settings
+        self.language: Language = language
 
     def run(self, name: str, arguments: dict[str, Any]) -> str:
         """The tool's answer.  Raises ToolError."""

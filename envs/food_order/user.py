@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.base import Language, copy_tree
+from envs.calls import Language
 from envs.food_order.tasks import MENU, OPTION_VALUES, total_of
 from envs.food_order.texts import SAY, Said, fact_value, item_text, items_text, understand, with_slips
 from envs.food_order.words import misspelt, shown
+from envs.snapshots import copy_tree
 
 #: refusals without a reason that the user takes before it gives up
 PATIENCE = 2
@@ -41,7 +42,8 @@ class User:
     def __init__(
         self, state: dict[str, Any], task: dict[str, Any], settings: dict[str, Any], language: Language, style: int
     ) -> None:
-        self.state, self.task, self.settings, self.language, self.style = state, task, settings, language, style
+        self.state, self.task, self.settings, self.style = state, task, settings, style
+        self.language: Language = language
 
     # ---- Speaking ------------------------------------------------------------------------------------------------
 
@@ -238,9 +240,9 @@ class User:
 
     def hear_question(self, said: Said) -> str:
         asked = said.asks[: max(1, self.settings["slots_per_turn"])]
-        noise = self.state["noise"].pop(asked[0], None)
+        noise: str | None = self.state["noise"].pop(asked[0], None)
         if noise is not None:
-            return self.speak(self.word({"silence": "silent"}.get(noise, noise)))
+            return self.speak(self.word("silent" if noise == "silence" else noise))
         sentences: list[str] = []
         for slot in asked:
             sentences += self.answer(slot, said)
@@ -253,7 +255,9 @@ class User:
         if slot == "more":
             return self.answer_more()
         if slot == "dish":
-            return [self.word("want", items=items_text([self.wish_text(wish) for wish in state["want"]], self.language))]
+            return [
+                self.word("want", items=items_text([self.wish_text(wish) for wish in state["want"]], self.language))
+            ]
         if slot in OPTION_VALUES:
             return [self.answer_option(slot, said)]
         if slot not in state["slots"]:
@@ -340,5 +344,3 @@ class User:
         slots = {slot: state["delivery"].get(slot) for slot in state["slots"]} == state["slots"]
         told = state["told_coupon"] in (None, state["coupon"]) and not state["questions"]
         return same and slots and told and (not state["budget"] or total_of(basket, state["coupon"]) <= state["budget"])
-
-

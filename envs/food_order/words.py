@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import unicodedata
 
-from envs.base import Language
+from envs.calls import Language
 from envs.food_order.tasks import COUPONS, DISHES, FACTS, KINDS, NOT_ON_MENU, OPTION_VALUES, SLOT_VALUES
 
 ZH: dict[str, str] = {
@@ -65,7 +65,7 @@ def meant_as(written: str, kind: str) -> str | None:
 def misspelt(dish: str, language: Language) -> str:
     """A dish with one slip of the pen that leaves no other dish in doubt."""
     word = shown(dish, language)
-    return word[:1] + word[2] + word[1] + word[3:] if language == "en" else word[0] + word[2:] + word[1]
+    return word[:-2] + word[-1] + word[-2] if language == "en" else word[0] + word[2:] + word[1]
 
 
 def spelt(written: str, language: Language) -> str | None:

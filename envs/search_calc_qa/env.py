@@ -10,7 +10,8 @@ import itertools
 import random
 from typing import Any
 
-from envs.base import DialogueEnv, Language, Tool, ToolDown, ToolError
+from envs.base import DialogueEnv
+from envs.calls import Language, Tool, ToolDown, ToolError
 from envs.contract import AssistantMessage, Label, Level, Message, ParseStatus, ToolCall, call
 from envs.search_calc_qa import judging, lexicon, programs, texts
 from envs.search_calc_qa.calculator import CalculatorError, as_float, calculate, display, plain
@@ -47,9 +48,8 @@ class SearchCalcQAEnv(DialogueEnv):
     def make_task(cls, level: Level, rng: random.Random) -> dict[str, Any]:
         return programs.make_task(level, rng)
 
-    def _enter(self, level: int) -> None:
-        super()._enter(level)
-        number = self.task["layout"]
+    def enter(self) -> None:
+        level, number = self.level.index, self.task["layout"]
         self.layout: Layout = layout_of(level, number)
         self.index = texts.search_index(level, number, self.language)
         self.titles = texts.pages_by_title(level, number, self.language)
@@ -59,6 +59,7 @@ class SearchCalcQAEnv(DialogueEnv):
         self.learnt_from = {b: a for chain in chains for a, b in itertools.pairwise(chain)}
         self._to_read = {s: sum(1 << page for page in self.layout.pages_to_read(s)) for s in self.needed}
         self._listed_with: dict[int, int] = {}
+        self._page_texts: dict[int, str] = {}
 
     def system_text(self) -> str:
         return texts.system(self.level.settings["stale"], self.compact_tools, self.language)
@@ -114,7 +115,7 @@ class SearchCalcQAEnv(DialogueEnv):
         return self._stated("right" if self.state["success"] else "wrong")
 
     def _fail_in_turn(self, tool: str) -> None:
-        """Raises ToolDown once, on the call of `tool` that the task says, counting only those that would have worked."""
+        """Raises ToolDown once, on the call that the task says, counting only those that would have worked."""
         left = self.state["down"].get(tool)
         if left == 1:
             del self.state["down"][tool]
@@ -149,7 +150,11 @@ class SearchCalcQAEnv(DialogueEnv):
         return self._page_text(page)
 
     def _page_text(self, page: int) -> str:
-        return texts.page_text(self.layout, page, self.task["numbers"][page], self.language)
+        text = self._page_texts.get(page)
+        if text is None:
+            text = texts.page_text(self.layout, page, self.task["numbers"][page], self.language)
+            self._page_texts[page] = text
+        return text
 
     def _calculate(self, expression: str) -> str:
         try:

@@ -14,6 +14,7 @@ A search or an opening that brings a needed page nearer is right however it is p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from envs.contract import Label
@@ -64,13 +65,19 @@ def seen_names(env: SearchCalcQAEnv) -> set[str]:
     """English names of all towns and people that the question, a list of titles or a page read has named."""
     layout = env.layout
     seen = {layout.subjects[chain[0]].name.en for chain in env.task["chains"]}
-    for subject in range(len(layout.subjects)):
-        if env.is_listed(subject):
-            seen |= layout.names_in_titles(subject)
-            for page in layout.subjects[subject].pages:
-                if env.is_read(page):
-                    seen |= layout.names_on(page)
+    for subject in _members(env.state["listed"]):
+        seen |= layout.names_in_titles(subject)
+    for page in _members(env.state["read"]):
+        seen |= layout.names_on(page)
     return seen
+
+
+def _members(bits: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def _judge_search(env: SearchCalcQAEnv, query: str, named: frozenset[str]) -> Label:

@@ -136,12 +136,27 @@ def draw_numbers(
     numbers: list[dict[str, int]] = [{} for _ in layout.pages]
     for index, subject in enumerate(layout.subjects):
         for attribute in layout.attributes[subject.kind]:
-            drawn = rng.sample(range(2, limit + 1), len(subject.pages) + 1)
+            drawn = _draw_apart(rng, limit, len(subject.pages) + 1)
             wanted = fixed.get((index, attribute), drawn[-1])
             others = [number for number in drawn if number != wanted]
             for page in subject.pages:
                 numbers[page][attribute] = wanted if page == subject.latest else others.pop()
     return numbers
+
+
+def _draw_apart(rng: random.Random, limit: int, count: int) -> list[int]:
+    """`count` different numbers from 2 to `limit`, far fewer than there are.
+
+    By rejection, straight from the bits: half of the time that a new task takes went into `rng.sample`.
+    """
+    drawn: list[int] = []
+    span = limit - 1
+    bits = span.bit_length()
+    while len(drawn) < count:
+        number = rng.getrandbits(bits)
+        if number < span and number + 2 not in drawn:
+            drawn.append(number + 2)
+    return drawn
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from envs.base import Language
+from envs.calls import Language
 from envs.search_calc_qa import lexicon
 from envs.search_calc_qa.index import SearchIndex
 from envs.search_calc_qa.knowledge import Layout, layout_of

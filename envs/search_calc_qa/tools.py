@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envs.base import Language, Tool
+from envs.calls import Language, Tool
 
 _DESCRIPTIONS: dict[str, dict[Language, str]] = {
     "search": {"en": "Lists pages about a name.", "zh": "按名称列出页面。"},

@@ -1,7 +1,8 @@
-"""What every environment must pass.  A test class inherits `Gates` and names its environment; nothing here knows one."""
+"""What every environment must pass.  A test class inherits `Gates` and names its environment."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -17,8 +18,9 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.base import DialogueEnv, split_of
+from envs.base import DialogueEnv
 from envs.contract import AssistantMessage, Label, Message, ParseStatus, ToolCall, call, say
+from envs.splits import split_of
 
 REPO = Path(__file__).resolve().parent.parent.parent
 WILD_VALUES: tuple[Any, ...] = (
@@ -63,6 +65,11 @@ def random_action(env: DialogueEnv, rng: random.Random, phrases: tuple[str, ...]
             first = rng.randrange(len(words))
             arguments[name] = " ".join(words[first : first + rng.randint(1, 2)]).strip(".,?")
     return call(tool.name, **arguments)
+
+
+def chance_of_at_most(successes: int, trials: int, rate: float) -> float:
+    """P(X <= successes), X binomial: below 0.05, the true rate is below `rate` with 95 % confidence."""
+    return sum(math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(successes + 1))
 
 
 def transcript(env: DialogueEnv, seed: int, level: int) -> str:
@@ -158,14 +165,15 @@ class Gates:
 
     def test_a_random_policy_succeeds_on_less_than_two_percent(self, level: int) -> None:
         env, rng, successes = self.env_class(), random.Random(level), 0
-        for seed in range(60):
+        episodes = 400 if self.env_class.levels()[level - 1].max_turns <= 20 else 200
+        for seed in range(episodes):
             env.reset(seed=seed, options={"level": level})
             done = False
             while not done:
                 _, _, terminated, truncated, info = env.step(random_action(env, rng, self.phrases))
                 done = terminated or truncated
             successes += info["success"]
-        assert successes < 2
+        assert chance_of_at_most(successes, episodes, 0.02) < 0.05, f"{successes} of {episodes} episodes succeeded"
 
     def test_the_expert_recovers_from_an_injected_error_that_is_stated(self, error: str) -> None:
         for level in range(1, len(self.env_class.levels()) + 1):
@@ -272,7 +280,9 @@ class Gates:
             env.reset(seed=3, options={"level": 2})
         while one._live:
             action = one.oracle().action if rng.random() < 0.7 else random_action(one, rng, self.phrases)
-            reasoned = AssistantMessage(action.content, action.tool_calls, "bye. goodbye. sorry, we cannot. stop. 再见 done")
+            reasoned = AssistantMessage(
+                action.content, action.tool_calls, "bye. goodbye. sorry, we cannot. stop. 再见 done"
+            )
             assert one.canonical(action) == one.canonical(reasoned)
             assert one.step(action) == two.step(reasoned)
 
@@ -293,7 +303,8 @@ class Gates:
                     assert all(isinstance(message, Message) for message in answers)
                     assert "".join(message.content for message in answers).encode("utf-8")
                     env.state_hash()
-                    env.snapshot()
+            env.snapshot()
+            env.messages.clear()
 
     @given(
         texts=st.lists(st.text(max_size=60), min_size=1, max_size=6),

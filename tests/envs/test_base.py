@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from envs.base import UNPRINTABLE, Tool, canonical_json, copy_tree, split_of, stable_hash
+from envs.calls import UNPRINTABLE, Tool, canonical_json
 from envs.contract import AssistantMessage, Label, ParseStatus, ToolCall, call, say
 from envs.food_order.env import FoodOrderEnv
-from tests.envs.gates import nested, play_expert
+from envs.snapshots import copy_tree
+from envs.splits import split_of, stable_hash
+from tests.envs.gates import chance_of_at_most, nested, play_expert
 
 
 def started(**arguments: Any) -> FoodOrderEnv:
@@ -59,7 +61,7 @@ def test_a_step_outside_a_live_episode_is_refused() -> None:
 
 def test_an_action_of_another_type_is_refused() -> None:
     with pytest.raises(TypeError, match="AssistantMessage"):
-        started().step("hello")  # pyright: ignore
+        started().step("hello")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_episode_is_truncated_at_the_turn_limit_and_not_terminated() -> None:
@@ -186,7 +188,7 @@ def test_arguments_are_checked_against_the_schema(arguments: dict[str, Any], lab
         "required": ["a", "b"],
         "additionalProperties": False,
     }
-    assert Tool("t", "", schema).check(arguments, canonical_json(arguments)) is label
+    assert Tool("t", "", schema).check(arguments) is label
 
 
 def test_what_json_cannot_print_has_a_fixed_canonical_form() -> None:
@@ -202,6 +204,31 @@ def test_hashes_are_the_same_in_every_process() -> None:
 def test_one_task_in_five_is_held_out() -> None:
     share = sum(split_of(str(number)) == "heldout" for number in range(10_000)) / 10_000
     assert 0.19 < share < 0.21
+
+
+def test_the_gate_for_random_policies_can_see_two_percent() -> None:
+    assert chance_of_at_most(0, 148, 0.02) > 0.05 > chance_of_at_most(0, 149, 0.02)
+    assert chance_of_at_most(1, 200, 0.02) > 0.05 > chance_of_at_most(3, 400, 0.02)
+
+
+def test_the_order_in_which_a_state_was_built_does_not_count() -> None:
+    one, two = started(), started()
+    two.state = dict(reversed(one.state.items()))
+    assert list(two.state) != list(one.state)
+    assert two.state_hash() == one.state_hash()
+    assert two._mark() == one._mark()
+
+
+def test_a_verdict_on_arguments_is_not_reused_where_the_schema_looks_at_their_values() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 2}, "n": {"type": "number"}}}
+    tool = Tool("t", "", schema)
+    assert tool.check({"a": "xx"}) is Label.OK
+    assert tool.check({"a": "x"}) is not Label.OK
+    assert tool.check({"n": 1.5}) is Label.OK
+    assert tool.check({"n": True}) is Label.ARGS_TYPE
+    paired = Tool("t", "", {**schema, "dependentRequired": {"a": ["n"]}})
+    assert paired.check({"a": "xx", "n": 1}) is Label.OK
+    assert paired.check({"a": "xx"}) is not Label.OK
 
 
 def test_a_copied_tree_shares_nothing() -> None:

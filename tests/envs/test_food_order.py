@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.base import LANGUAGES, Language
+from envs.calls import Language
 from envs.contract import AssistantMessage, Label, ParseStatus, ToolCall, call, say
 from envs.food_order import tasks
 from envs.food_order.env import FoodOrderEnv
 from envs.food_order.expert import Expert
 from envs.food_order.texts import ANSWER, ASK, understand
 from envs.food_order.words import ZH, meant, misspelt, shown, spelt
+from envs.splits import LANGUAGES
 from tests.envs.gates import Gates, few, play_expert, random_action
 
 PHRASES = (
@@ -87,7 +88,9 @@ class TestFoodOrder(Gates):
 
 @given(seed=st.integers(0, 100_000), level=st.integers(1, 7), share=st.sampled_from((0.0, 0.3, 0.8)))
 @few
-def test_the_user_ends_only_after_it_saw_the_order_placed_or_a_final_refusal(seed: int, level: int, share: float) -> None:
+def test_the_user_ends_only_after_it_saw_the_order_placed_or_a_final_refusal(
+    seed: int, level: int, share: float
+) -> None:
     env, rng = FoodOrderEnv(), random.Random(seed)
     env.reset(seed=seed, options={"level": level})
     while True:
@@ -103,7 +106,9 @@ def test_the_user_ends_only_after_it_saw_the_order_placed_or_a_final_refusal(see
             return
 
 
-@pytest.mark.parametrize("words", ["bye", "goodbye, have a nice day!", "your order is placed.", "<stop>", "再见", "exit"])
+@pytest.mark.parametrize(
+    "words", ["bye", "goodbye, have a nice day!", "your order is placed.", "<stop>", "再见", "exit"]
+)
 def test_the_assistant_cannot_end_the_dialogue(words: str) -> None:
     env = FoodOrderEnv(max_turns=100)
     env.reset(seed=0, options={"level": 2})
@@ -165,7 +170,7 @@ def test_a_question_is_asked_again_until_it_is_answered_rightly() -> None:
             break
         task += 1
     asked = env.messages[-1].content
-    (dish, fact), = env.state["questions"]
+    ((dish, fact),) = env.state["questions"]
     assert env.step(say("where to?"))[0][0].content in asked
     assert env.step(say(f"{dish}: {fact} 77."))[0][0].content == "are you sure? please check."
     env.step(env.oracle().action)

@@ -33,7 +33,7 @@ def test_every_task_is_played_clean_and_with_an_injected_error():
     assert len(tasks) == 40
     assert sum(spec.inject is None for spec in specs) == 40
     assert len({spec.episode_id for spec in specs}) == 80
-    assert len({spec.seed for spec in specs}) == 80
+    assert len({spec.seed for spec in specs}) == 40, "both ends of a pair draw alike"
 
 
 def test_the_suite_is_held_out_greedy_and_capped_as_the_job_says():
@@ -62,6 +62,19 @@ def test_an_environment_without_errors_is_played_clean_and_only_on_levels_it_has
     specs = [s for s in build_suite(two, LADDERS, ERRORS, levels=[1, 2]) if s.env == "B-v0"]
     assert {(s.level, s.inject) for s in specs} == {(1, None)}
     assert len(specs) == 20
+
+
+def test_a_shorter_suite_is_the_beginning_of_a_longer_one():
+    short = build_suite(job(evaluation={"tasks": 5, "max_turns": 24}), LADDERS, ERRORS, levels=[2])
+    assert short == build_suite(job(), LADDERS, ERRORS, levels=[2])[:10]
+
+
+def test_no_meaning_is_played_twice_where_signatures_are_known():
+    specs = build_suite(
+        job(), LADDERS, ERRORS, [1, 2], signature_of=lambda env, level, task: str(task % (50 * level - 43))
+    )
+    assert len({(spec.level, spec.task % (50 * spec.level - 43)) for spec in specs if spec.inject is None}) == 27
+    assert Counter(spec.level for spec in specs) == {1: 14, 2: 40}, "level 1 has seven meanings and no more"
 
 
 @pytest.mark.parametrize(("start", "levels"), [(1, [1, 2]), (3, [3])])

@@ -23,11 +23,17 @@ from agentrl.types import (
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return parse_job(
+def job(job_in: Callable[[Path], Job], tmp_path: Path) -> Job:
+    return job_in(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def job_in() -> Callable[[Path], Job]:
+    """A job whose runs go into a folder."""
+    return lambda folder: parse_job(
         {
             "name": "demo",
-            "runs_dir": str(tmp_path / "runs"),
+            "runs_dir": str(folder / "runs"),
             "environments": [{"id": "A-v0"}],
             "student": {"path": "s"},
             "teacher": {"scorer": {"type": "hf", "path": "t"}},
@@ -35,7 +41,7 @@ def job(tmp_path: Path) -> Job:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def play() -> Callable[..., Trajectory]:
     """A dialogue of one call and one closing word: 2 prompt tokens, 3 sampled, 2 observed, 2 sampled."""
 

@@ -127,7 +127,7 @@ def assert_same(a: Trajectory, b: Trajectory) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(played=st.lists(trajectories, max_size=3))
 def test_whatever_was_played_comes_back_to_the_bit(tmp_path, played):

@@ -9,8 +9,8 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from agentrl.config import JobError, WeightTriple, load_job
-from agentrl.observe.run_folder import RunFolder
+from agentrl.config import WeightTriple, load_job
+from agentrl.observe.run_folder import RunFolder, RunFolderError
 from agentrl.types import Promotion
 
 NOON = datetime(2026, 11, 29, 12, 0, 0)
@@ -54,8 +54,15 @@ def test_the_resolved_job_is_in_it_with_the_name_of_the_key_and_not_the_key(job,
 
 
 def test_a_folder_without_a_job_is_no_run(tmp_path):
-    with pytest.raises(JobError, match=r"is not a run folder: it has no job\.yaml"):
+    with pytest.raises(RunFolderError, match=r"is not a run folder: it has no job\.yaml"):
         RunFolder.open(tmp_path)
+
+
+def test_trajectories_that_are_not_there_are_named_with_those_that_are(job, play):
+    folder = RunFolder.create(job)
+    folder.write_trajectories("step-00000", [play()])
+    with pytest.raises(RunFolderError, match="has no trajectories 'evaluation-before'; it has step-00000"):
+        folder.read_trajectories("evaluation-before")
 
 
 def test_a_step_is_one_line(job, play):

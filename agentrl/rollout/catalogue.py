@@ -1,0 +1,61 @@
+"""What a job's environments say of themselves: their ladders, the errors they can be made to state, their openings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import gymnasium
+
+from agentrl.config import Environment, Job, JobError
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.env_actor import import_environments
+from envs.contract import AgentEnv
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """By environment id: the number of levels, the names that `inject` takes, and one environment to ask."""
+
+    ladders: dict[str, int]
+    errors: dict[str, tuple[str, ...]]
+    envs: dict[str, AgentEnv]
+
+    def heldout_signature(self, env_id: str, level: int, task: int) -> str:
+        """What a held-out task means; equal for task numbers that name the same task."""
+        _, info = self.envs[env_id].reset(seed=0, options={"level": level, "task": task, "split": "heldout"})
+        return info["signature"]
+
+
+def read_catalogue(job: Job) -> Catalogue:
+    """Raises JobError for an id that is not registered, arguments that do not fit or a level that no ladder has."""
+    made = {environment.id: make_env(environment) for environment in job.environments}
+    ladders = {name: len(env.levels()) for name, env in made.items()}
+    highest = max(ladders.values())
+    for key, level in (("start_level", job.curriculum.start_level), ("max_level", job.curriculum.max_level or 1)):
+        if level > highest:
+            raise JobError(f"curriculum.{key} is {level}, but the environments' ladders end at level {highest}")
+    return Catalogue(ladders, {name: tuple(env.errors) for name, env in made.items()}, made)
+
+
+def openings(job: Job, chat: ChatRenderer, each: int) -> Iterator[list[int]]:
+    """The prompts of the first turns of `each` training tasks of every environment, at the curriculum's start level."""
+    for environment in job.environments:
+        env = make_env(environment)
+        level = min(job.curriculum.start_level, len(env.levels()))
+        for task in range(each):
+            options = {"level": level, "task": task, "language": environment.language, "split": "train"}
+            messages, info = env.reset(seed=task, options=options)
+            yield chat.render_opening(messages, info["tools"])
+
+
+def make_env(environment: Environment) -> AgentEnv:
+    """One environment of a job.  Raises JobError that says what gymnasium said."""
+    modules: Sequence[Environment] = [environment]
+    import_environments(modules)
+    try:
+        made = gymnasium.make(environment.id, disable_env_checker=True, **environment.kwargs)
+    except (gymnasium.error.Error, TypeError, ValueError) as error:
+        raise JobError(f"environments: cannot make {environment.id!r} with {environment.kwargs}: {error}") from error
+    return cast(AgentEnv, made.unwrapped)

@@ -1,0 +1,23 @@
+"""`agentrl teacher serve`: a job's teacher by itself, until Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agentrl import cluster
+from agentrl.config import Job
+from agentrl.models import resolve_models
+from agentrl.teacher.server import start_service, stop_service
+
+
+@contextmanager
+def serving(job: Job) -> Iterator[str]:
+    """The URL of the job's teacher, which runs on the job's Ray while the block does."""
+    job = resolve_models(job)
+    with cluster.connect(job):
+        url = start_service(job.teacher)
+        try:
+            yield url
+        finally:
+            stop_service()
