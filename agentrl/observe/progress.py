@@ -22,6 +22,8 @@ from agentrl.config import Job
 
 PLAIN_EVERY_S = 30.0
 """seconds between two lines about one long phase, without a terminal"""
+STEP_PHASES = ("plan", "collect", "guide", "learn", "sync")
+"""told of at the end of their step, without a terminal"""
 RECENT = 10
 """steps that the time left is judged by"""
 
@@ -67,6 +69,8 @@ class Progress:
         """A phase has begun: plan, collect, guide, learn, sync, evaluate before, …"""
         self._phase, self._phase_began, self._episodes = name, self._clock(), None
         self._last_line = self._clock()
+        if not self._live and name not in STEP_PHASES:
+            self.say(name)
 
     def episodes(self, done: int, total: int) -> None:
         """`done` of the `total` episodes of this phase have ended."""

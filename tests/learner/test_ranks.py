@@ -1,0 +1,59 @@
+"""Ranks, micro-batches and ZeRO stages change nothing but the speed.  Correctness items 21, 23 and 27."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.learner.lockstep import run_cases
+
+pytestmark = pytest.mark.slow
+
+ADAMW = {"type": "adamw", "lr": 1e-2}
+MUON = {"type": "muon"}
+LORA = {"r": 4, "alpha": 8}
+STAGES = (0, 1, 2, 3)
+
+
+def case(model: Path, steps: int = 5, episodes: int = 4, **learner: object) -> dict[str, object]:
+    return {"model": str(model), "steps": steps, "episodes": episodes, "learner": learner}
+
+
+@pytest.fixture(scope="module")
+def stages(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[float]]:
+    """Losses of 5 steps on 2 ranks, by kind of training and ZeRO stage."""
+    kinds = {"full": {"optimizer": ADAMW}, "lora": {"optimizer": ADAMW, "lora": LORA}, "muon": {"optimizer": MUON}}
+    keys = [(kind, stage) for kind in kinds for stage in STAGES]
+    cases = [case(tiny_model_dir, zero_stage=stage, **kinds[kind]) for kind, stage in keys]
+    return dict(zip(keys, run_cases(2, cases, tmp_path_factory.mktemp("stages")), strict=True))
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize(("kind", "tolerance"), [("full", 1e-4), ("lora", 1e-4), ("muon", 1e-3)])
+def test_every_zero_stage_has_the_losses_of_stage_zero(
+    stages: dict[tuple[str, int], list[float]], kind: str, stage: int, tolerance: float
+) -> None:
+    """Muon orthogonalises in half precision, so that its last digits depend on the order of sums."""
+    losses, expected = stages[kind, stage], stages[kind, 0]
+    assert losses == pytest.approx(expected, abs=tolerance)
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_one_rank_of_four_micro_batches_equals_two_of_two_and_one_of_one(tiny_model_dir: Path, tmp_path: Path) -> None:
+    small = {"optimizer": ADAMW, "micro_batch_tokens": 20}  # every episode alone
+    one, four = run_cases(
+        1,
+        [case(tiny_model_dir, 3, optimizer=ADAMW, micro_batch_tokens=8192), case(tiny_model_dir, 3, **small)],
+        tmp_path,
+    )
+    (two,) = run_cases(2, [case(tiny_model_dir, 3, **small)], tmp_path)
+    assert four == pytest.approx(one, abs=1e-6)
+    assert two == pytest.approx(one, abs=1e-6)
+
+
+def test_a_rank_with_nothing_to_train_does_not_hang_the_other(tiny_model_dir: Path, tmp_path: Path) -> None:
+    cases = [case(tiny_model_dir, 2, 1, optimizer=ADAMW, zero_stage=stage) for stage in (0, 3)]
+    alone = run_cases(1, [case(tiny_model_dir, 2, 1, optimizer=ADAMW)], tmp_path)[0]
+    for losses in run_cases(2, cases, tmp_path):
+        assert losses == pytest.approx(alone, abs=1e-5)
