@@ -26,10 +26,14 @@ console = Console(stderr=True, highlight=False)
 
 JobFile = Annotated[Path, typer.Argument(help="job file (YAML)", metavar="JOB", show_default=False)]
 JobOrRun = Annotated[
-    Path, typer.Argument(help="job file, or a run folder, whose trained model is then meant", metavar="JOB|RUN", show_default=False)
+    Path,
+    typer.Argument(
+        help="job file, or a run folder, whose trained model is then meant", metavar="JOB|RUN", show_default=False
+    ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="settings that replace the file's", metavar="[KEY=VALUE]...", show_default=False)
+    list[str] | None,
+    typer.Argument(help="settings that replace the file's", metavar="[KEY=VALUE]...", show_default=False),
 ]
 
 
@@ -52,8 +56,12 @@ Examples:
 def train(
     job_file: Annotated[Path | None, typer.Argument(help="job file (YAML)", metavar="JOB", show_default=False)] = None,
     overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(help="a run folder to continue", metavar="RUN", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved job and what it reserves; start nothing")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="a run folder to continue", metavar="RUN", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the resolved job and what it reserves; start nothing")
+    ] = False,
 ) -> None:
     """Run a training job, and print the table of before and after."""
     if resume is not None:

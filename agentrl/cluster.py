@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.config import Job
 from agentrl.local_ray import has_token, local_ray, use_token_authentication
-from agentrl.types import PlacedRole, Placement
+from agentrl.types import Failure, PlacedRole, Placement
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -41,11 +41,11 @@ POOLS: dict[PlacedRole, str] = {"learner": "learner", "rollout": "rollout", "env
 LOCAL_PATIENCE_S = 10.0
 
 
-class PlacementError(RuntimeError):
+class PlacementError(Failure):
     """The cluster has no room for the job: says which bundles are missing and what the cluster has."""
 
 
-class ClusterError(RuntimeError):
+class ClusterError(Failure):
     """Ray could not be reached: says which cluster was meant and what to do."""
 
 
@@ -101,8 +101,10 @@ def connect(job: Job) -> Iterator[str]:
         return
     address = job.cluster.address or os.environ.get("RAY_ADDRESS")
     if address:
-        yield _join(address)
-        ray.shutdown()
+        try:
+            yield _join(address)
+        finally:
+            ray.shutdown()
         return
     with local_ray(num_cpus=max(os.cpu_count() or 1, math.ceil(totals(job)["CPU"]))):
         yield ray.get_runtime_context().gcs_address

@@ -13,12 +13,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from agentrl.nearest_key import nearest_key
+from agentrl.types import Failure
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 
 
-class JobError(ValueError):
+class JobError(Failure):
     """A job file that cannot be run: says what was wrong, where, and what to do."""
 
 
@@ -47,7 +48,7 @@ class Lora(Section):
 
 class Student(Section):
     path: str
-    """a folder with config.json, safetensors and a tokenizer, or `gguf:PACKAGE` for a model inside an installed package"""
+    """a folder with config.json, safetensors and a tokenizer, or `gguf:PACKAGE` for a model in an installed package"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     renderer: str = "auto"
     """`chatml`, a name known to the renderers library, or `auto`"""
@@ -78,6 +79,8 @@ class Rollout(Section):
     temperature: PositiveFloat = 1.0
     max_turns: PositiveInt | None = None
     """a cap on top of the level's own"""
+    max_turns_after_error: PositiveInt | None = None
+    """cut a training episode this many turns after its first error: what a lost student writes next teaches little"""
     max_turn_tokens: PositiveInt = 64
     episode_timeout_s: PositiveFloat = 300.0
     max_attempts: PositiveInt = 3
@@ -187,7 +190,7 @@ class Muon(Section):
 
 
 class Schedule(Section):
-    """Learning rate: linear warm-up, constant, then a cosine to `final` of its height from `decay_from` of the run on."""
+    """Learning rate: linear warm-up, constant, then from `decay_from` of the run on a cosine to `final`."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 4
     decay_from: Fraction = 0.5
@@ -255,10 +258,10 @@ class Evaluation(Section):
 
 class Cluster(Section):
     address: str | None = None
-    """None: a local Ray started for the job (or the cluster that the job was submitted to); `auto`: join a running one"""
+    """None: a local Ray started for the job, or the cluster that it was submitted to; `auto`: join a running one"""
     placement_timeout_s: PositiveFloat = 300.0
     pools: bool = False
-    """nodes carry the label `pool` (learner, rollout or environment) and each role stays in its own; see ray_cluster.yaml"""
+    """nodes carry the label `pool` (learner, rollout, environment) and roles stay in their own; see ray_cluster.yaml"""
 
 
 class Job(Section):

@@ -10,17 +10,17 @@ import numpy as np
 
 from agentrl.config import Job
 from agentrl.learner.gang import LearnerGang
-from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.catalogue import openings
+from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.pool import RolloutPool
-from agentrl.types import WeightSnapshot
+from agentrl.types import Failure, WeightSnapshot
 
 PROMPTS_PER_ENVIRONMENT = 3
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.02}
 """in nats; bfloat16 rounds a log-probability of -4 to steps of 0.016"""
 
 
-class ParityError(RuntimeError):
+class ParityError(Failure):
     """The engines do not run the learner's weights: training on their samples would be training on noise."""
 
 
@@ -42,6 +42,6 @@ class ParityProbe:
                 raise ParityError(
                     f"rollout worker {worker} and the learner disagree by {gap:.2g} nats at policy version "
                     f"{snapshot.version} (tolerance {self.tolerance:g}); first differing tensor: "
-                    f"{pool.first_difference(worker, snapshot) or 'none in the file it read, so its loaded copy is stale'}"
+                    f"{pool.first_difference(worker, snapshot) or 'none as received, so the loaded copy is stale'}"
                 )
         return worst

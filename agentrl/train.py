@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -42,13 +41,13 @@ from agentrl.rollout.chat import make_renderer
 from agentrl.rollout.pool import RolloutPool
 from agentrl.teacher.client import TeacherClient, identity_of
 from agentrl.teacher.server import start_service, stop_service
-from agentrl.types import Outcome, Trajectory
+from agentrl.types import Failure, Outcome, Trajectory
 
 MAX_RESTARTS = 3
 """restarts of the learner in a row, without a finished step between them"""
 
 
-class ResumeError(RuntimeError):
+class ResumeError(Failure):
     """The run cannot go on as it began."""
 
 
@@ -83,8 +82,8 @@ class Loop:
 def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = False) -> Comparison:
     """Run `job` into `folder`; return the comparison of before and after.
 
-    With `resume`, go on from the folder's last whole checkpoint.  Raises Interrupted after Ctrl-C, when a checkpoint has
-    been written; every actor is stopped on the way out, whatever happened.
+    With `resume`, go on from the folder's last whole checkpoint.  Raises Interrupted after Ctrl-C, when a checkpoint
+    has been written; every actor is stopped on the way out, whatever happened.
     """
     with ExitStack() as stack:
         loop = assemble(resolve_models(job), folder, progress, stack)
@@ -151,7 +150,7 @@ def iteration(loop: Loop) -> None:
 
 
 def iteration_or_restart(loop: Loop) -> None:
-    """One step; when a rank of the learner dies, all of them start again and the run goes back to its last checkpoint."""
+    """One step; when a rank of the learner dies, all start again and the run goes back to its last checkpoint."""
     try:
         iteration(loop)
         loop.restarts = 0
@@ -197,7 +196,7 @@ def evaluation(loop: Loop, name: str) -> EvaluationReport:
 
 
 def save_checkpoint(loop: Loop) -> None:
-    """All that a resumed run needs to equal an uninterrupted one; the plan in flight follows from step and curriculum."""
+    """All that a resumed run needs to equal an uninterrupted one; the plan follows from step and curriculum."""
     with loop.folder.checkpoints.writing(loop.step) as path:
         loop.learner.save(path / "learner")
         state = {

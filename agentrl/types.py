@@ -47,7 +47,6 @@ class Failure(RuntimeError):
     """An error for people: says what was wrong, where, and what to do.  Commands print it without a traceback."""
 
 
-
 #: Who wrote a turn.  Only a student's turns are trained on by the on-policy losses.
 Author = Literal["student", "teacher", "expert", "injected"]
 
@@ -67,7 +66,7 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """One episode to play.  `seed` drives sampling, noise and injection; it derives from (run seed, step, task, attempt)."""
+    """One episode to play.  `seed` drives sampling and injection; it derives from (run seed, step, task, attempt)."""
 
     episode_id: str
     env: str
@@ -79,6 +78,7 @@ class EpisodeSpec:
     attempt: int = 0
     temperature: float = 1.0
     max_turns: int | None = None
+    max_turns_after_error: int | None = None
     inject: Injection | None = None
 
 

@@ -1,4 +1,4 @@
-"""Does on-policy distillation under a curriculum pay?  The quickstart's job over seeds, beside three controls of its size.
+"""Does on-policy distillation under a curriculum pay?  The quickstart's job over seeds, beside controls of its size.
 
     python -m benchmarks.learning                 all methods, five seeds; resumes where it was stopped
     python -m benchmarks.learning --seeds 0 1 --methods opd sft
@@ -6,7 +6,7 @@
     opd          the job as it is: the student's own turns, the teacher's guidance, rising levels
     no-curriculum  the same, on the start level alone
     sft          as many turns of the teacher's own transcripts as `opd` of the same seed took, sampled at the job's
-                 temperature on the levels that it may reach; cross-entropy, the same optimizer, schedule and number of steps
+                 temperature on the levels that it may reach; cross-entropy, the same optimizer, schedule and steps
     start        nothing is trained
 
 Every method is evaluated on the same held-out tasks, on the start level and the next harder one, clean and after an
@@ -66,7 +66,9 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({**measures, "wall_s": time.monotonic() - started}, indent=1) + "\n")
     table = summarise(arguments.methods, arguments.seeds)
-    (RESULTS / "learning.json").write_text(json.dumps({"machine": platform.processor(), "rows": table}, indent=1) + "\n")
+    (RESULTS / "learning.json").write_text(
+        json.dumps({"machine": platform.processor(), "rows": table}, indent=1) + "\n"
+    )
     console.print(to_rich(table))
 
 
@@ -89,7 +91,7 @@ def run(method: str, job: Job, turns: int | None) -> dict[str, Any]:
 
 
 def imitate(job: Job, folder: RunFolder, progress: Progress, turns: int | None) -> EvaluationReport:
-    """SFT on the teacher's transcripts, through the same learner: cross-entropy is the forward KL to a one-hot teacher."""
+    """SFT on the teacher's transcripts, by the same learner: cross-entropy is the forward KL to a one-hot teacher."""
     transcripts = _teacher_transcripts(job, progress, turns)
     steps = np.array_split(np.arange(len(transcripts)), job.steps)
     with ExitStack() as stack:
@@ -98,9 +100,17 @@ def imitate(job: Job, folder: RunFolder, progress: Progress, turns: int | None) 
             episodes = [transcripts[i] for i in steps[step]]
             learned = loop.learner.step(episodes, WeightTriple(kl=1.0, value=0.0, ppo=0.0), step / job.steps)
             record = folder.record_step(
-                step=step, version=loop.learner.version, phase_s={}, trajectories=episodes, teacher=None, learner=learned,
-                weights=None, parity_gap=None, promoted=None, events=[],
-            )  # fmt: skip
+                step=step,
+                version=loop.learner.version,
+                phase_s={},
+                trajectories=episodes,
+                teacher=None,
+                learner=learned,
+                weights=None,
+                parity_gap=None,
+                promoted=None,
+                events=[],
+            )
             progress.step(record)
             loop.step = step + 1
         sync_weights(loop)
@@ -178,7 +188,9 @@ def interval(values: list[float]) -> dict[str, Any]:
 
 
 def to_rich(rows: list[dict[str, Any]]) -> Table:
-    table = Table(caption="mean over seeds [95 % interval, Student's t]; error recovery = success after an injected, stated error")
+    table = Table(
+        caption="mean over seeds [95 % interval, Student's t]; error recovery = success after an injected, stated error"
+    )
     for title in ("level", "method", "seeds", *MEASURES):
         table.add_column(title.replace("_", " "))
     for row in rows:

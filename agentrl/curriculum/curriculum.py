@@ -76,6 +76,7 @@ class Curriculum:
                     language=environment.language,
                     temperature=job.rollout.temperature,
                     max_turns=job.rollout.max_turns,
+                    max_turns_after_error=job.rollout.max_turns_after_error,
                 )
             )
         return specs

@@ -19,6 +19,7 @@ from agentrl.demo.dialogues import Domain, expert_texts
 from agentrl.demo.pretrain import Recipe, pretrain
 from agentrl.demo.tokenizer import train_tokenizer
 from agentrl.rollout.chat import CHAT_TEMPLATE
+from agentrl.types import Failure
 
 SUMS = "SHA256SUMS"
 VOCABULARY = 1200
@@ -30,7 +31,7 @@ TEACHER = Recipe(
 STUDENT = Recipe(hidden=128, layers=4, heads=2, intermediate=344, domains=DOMAINS, steps=800, max_level=3)
 
 
-class ChecksumError(RuntimeError):
+class ChecksumError(Failure):
     """The files are not the ones that the checksums were made of."""
 
 
@@ -43,7 +44,9 @@ def build(out: Path, console: Console, *, small: bool = False) -> None:
         raise FileExistsError(f"{out} already holds models: name another folder, or remove it first")
     teacher, student = TEACHER, STUDENT
     if small:
-        teacher = replace(teacher, hidden=128, layers=2, heads=2, intermediate=256, steps=120, max_level=1, mistakes=0.0)
+        teacher = replace(
+            teacher, hidden=128, layers=2, heads=2, intermediate=256, steps=120, max_level=1, mistakes=0.0
+        )
         student = replace(student, hidden=64, layers=2, heads=1, intermediate=128, steps=60, max_level=1)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".demo-models-") as folder:
@@ -54,7 +57,9 @@ def build(out: Path, console: Console, *, small: bool = False) -> None:
         for name, recipe in (("teacher", teacher), ("student", student)):
             _pretrain(name, recipe, made / "tokenizer", made / name, console)
         shutil.rmtree(made / "tokenizer")
-        (made / SUMS).write_text("".join(f"{digest}  {path}\n" for path, digest in digests(made).items()), encoding="ascii")
+        (made / SUMS).write_text(
+            "".join(f"{digest}  {path}\n" for path, digest in digests(made).items()), encoding="ascii"
+        )
         out.mkdir(exist_ok=True)
         for path in sorted(made.iterdir()):
             shutil.move(path, out / path.name)

@@ -1,7 +1,7 @@
 """Expert dialogues: an environment played by its own oracle, as token ids with the assistant's tokens marked.
 
-With `mistakes` above 0 the expert is now and then replaced by an injected wrong turn whose error is stated; that turn is
-masked from the loss, and what follows shows how to recover.
+With `mistakes` above 0 the expert is now and then replaced by an injected wrong turn whose error is stated; that turn
+is masked from the loss, and what follows shows how to recover.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from envs.contract import AgentEnv, AssistantMessage
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """token_ids_T, target_T (True where the token was written by the expert), and for each of K expert turns the index of
-    its state's last token (state_K) and the reward still to come (return_K, discounted by gamma)."""
+    """One dialogue of T tokens and K turns of the expert.
+
+    target_T: True where the token was written by the expert.  state_K: index of the last token of the state that a turn
+    was taken in.  return_K: the reward still to come from there, discounted by gamma.
+    """
 
     token_ids_T: NDArray[np.int64]
     target_T: NDArray[np.bool_]
@@ -55,9 +58,11 @@ def play_expert(
     mistakes: float = 0.0,
     seed: int = 0,
 ) -> Dialogue:
-    """Play one training task with the oracle.  Raises RuntimeError if the oracle fails, which is a fault of the environment."""
+    """Play one training task with the oracle.  Raises RuntimeError where it fails: a fault of the environment."""
     rng = random.Random(seed)
-    messages, info = env.reset(seed=seed, options={"level": level, "task": task, "language": language, "split": "train"})
+    messages, info = env.reset(
+        seed=seed, options={"level": level, "task": task, "language": language, "split": "train"}
+    )
     ids = list(renderer.render_opening(messages, info["tools"]))
     target = [False] * len(ids)
     states: list[int] = []

@@ -1,4 +1,4 @@
-"""Pre-training of the demo models on expert dialogues: rising levels, Muon, averaged gradients of single-thread processes.
+"""Pre-training of the demo models on expert dialogues: rising levels, Muon, gradients averaged over processes.
 
 Every number is a function of the recipe and its seed: levels rise with the running loss, never with the clock.
 """
@@ -291,8 +291,13 @@ def save_model(model: PolicyWithValue, tokenizer: PreTrainedTokenizerFast, recip
     tokenizer.save_pretrained(out)
     head = model.value_head
     (out / "value_head").mkdir()  # vLLM loads every safetensors file beside the config
-    save_file({"weight": head.weight.detach().float(), "bias": head.bias.detach().float()}, out / "value_head/weights.safetensors")
-    (out / "value_head/config.json").write_text(json.dumps({"gamma": recipe.gamma, "scale": 1.0, "calibrated": True}) + "\n")
+    save_file(
+        {"weight": head.weight.detach().float(), "bias": head.bias.detach().float()},
+        out / "value_head/weights.safetensors",
+    )
+    (out / "value_head/config.json").write_text(
+        json.dumps({"gamma": recipe.gamma, "scale": 1.0, "calibrated": True}) + "\n"
+    )
     (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from agentrl.types import Failure
+
 SHINGLE = 12
 """characters of one shingle; characters and not words, so that Chinese text is covered alike"""
 
 
-class LeakError(RuntimeError):
+class LeakError(Failure):
     """Held-out tasks were met in training: an evaluation on them means nothing."""
 
 

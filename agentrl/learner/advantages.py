@@ -64,7 +64,7 @@ def whiten(advantages_N: Float) -> Float:
     return (advantages_N - advantages_N.mean()) / deviation
 
 
-def explained_variance(values: Float, returns: Float) -> float:
+def explained_variance(values: NDArray, returns: NDArray) -> float:
     """1 - Var(returns - values) / Var(returns); 0 when the returns do not vary."""
     variance = float(np.var(returns)) if len(returns) else 0.0
     return 0.0 if variance < 1e-12 else 1.0 - float(np.var(returns - values)) / variance

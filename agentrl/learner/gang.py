@@ -31,7 +31,7 @@ from agentrl.learner.packing import deal, pack
 from agentrl.learner.rank import Minibatch, Rank
 from agentrl.learner.rows import Row, build_rows, probe_row
 from agentrl.learner.targets import RowScores, set_targets
-from agentrl.types import Placement, PolicyVersion, Trajectory, WeightSnapshot
+from agentrl.types import Failure, Placement, PolicyVersion, Trajectory, WeightSnapshot
 
 #: Reading a large model and building its optimizer.
 START_TIMEOUT_S = 1800.0
@@ -41,7 +41,7 @@ CALL_TIMEOUT_S = 3600.0
 DEATH_NEWS_S = 10.0
 
 
-class GangLost(RuntimeError):
+class GangLost(Failure):
     """A rank died or did not answer, and the whole gang was killed: `restart` it and load the last checkpoint."""
 
 

@@ -61,6 +61,9 @@ class _Head(nn.Module):
     head's own forward and backward pass.
     """
 
+    output_layer: nn.Linear
+    value_head: ValueHead
+
     def __init__(self, output_layer: nn.Linear, value_head: ValueHead) -> None:
         super().__init__()
         self.__dict__["output_layer"] = output_layer

@@ -20,6 +20,7 @@ from agentrl.observe.files import write_whole
 from agentrl.types import (
     AssistantMessage,
     EpisodeSpec,
+    Failure,
     Injection,
     Label,
     Message,
@@ -34,7 +35,7 @@ from envs.contract import ParseStatus
 SCHEMA = 1
 
 
-class RecordError(ValueError):
+class RecordError(Failure):
     """A trajectory file that cannot be read: says which file, which line and why."""
 
 

@@ -25,14 +25,14 @@ from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.files import not_finite, plain, write_whole
 from agentrl.observe.metrics import step_record
 from agentrl.observe.records import Record, read_records, write_records
-from agentrl.types import Trajectory
+from agentrl.types import Failure, Trajectory
 
 logger = logging.getLogger(__name__)
 
 BEFORE, AFTER = "before", "after"
 
 
-class RunFolderError(ValueError):
+class RunFolderError(Failure):
     """A folder that holds no run, or not what was asked of it."""
 
 

@@ -49,8 +49,8 @@ async def play_episode(
     """Play `spec` and return its record.
 
     An environment that breaks ends the episode with `failure` set.  The episode is truncated, not terminated, when
-    it meets the environment's own turn limit, `spec.max_turns` or the context length.  EngineError and EnvLost rise
-    to the caller.
+    it meets the environment's own turn limit, `spec.max_turns`, `spec.max_turns_after_error` or the context length.
+    EngineError and EnvLost rise to the caller.
     `waits_for[0]` always says what the episode is waiting for, for the message of whoever loses patience.
     """
     started = time.monotonic()
@@ -138,7 +138,7 @@ class _Player:
 
     async def play(self) -> None:
         opening = await self._ask("reset", self.spec, EnvOpening)
-        record, spec = self.record, self.spec
+        record = self.record
         record.opening, record.tools = opening.messages, opening.tools
         record.signature, record.oracle_turns = opening.signature, opening.oracle_turns
         self.history = list(opening.messages)
@@ -161,8 +161,18 @@ class _Player:
             self._observe(action, step)
             if not record.terminated and len(self.drafts[-1].token_ids) >= self.limits.max_model_len:
                 record.truncated = True
-            if not record.terminated and spec.max_turns is not None and len(record.turns) >= spec.max_turns:
+            if not record.terminated and self._is_cut():
                 record.truncated = True
+
+    def _is_cut(self) -> bool:
+        """Whether the plan, not the environment, ends the episode here."""
+        spec, turns = self.spec, self.record.turns
+        if spec.max_turns is not None and len(turns) >= spec.max_turns:
+            return True
+        wrong = next((turn.index for turn in turns if turn.first_error), None)
+        if spec.max_turns_after_error is None or wrong is None:
+            return False
+        return len(turns) - 1 - wrong >= spec.max_turns_after_error
 
     async def _act(self, index: int) -> tuple[AssistantMessage, Generated | None]:
         """The next turn, written into the sample: sampled by the student, or an injected mistake (None)."""

@@ -19,6 +19,7 @@ from agentrl.rollout.engine import EngineError, EngineSettings, Generated, Sampl
 from agentrl.types import PolicyVersion
 
 SYNC_TIMEOUT_S = 600.0
+CPU_STEP_TOKENS = 4096
 EXTENSION = "agentrl.rollout.vllm_weights.WeightReader"
 
 
@@ -58,6 +59,10 @@ async def start_vllm(settings: EngineSettings) -> AsyncVllm:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
     else:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
+        # A seeded request whose prompt is cut in two by the step's budget kills vLLM 0.32 on CPU ("CPU Generator
+        # does not use offset"): prompts are taken whole.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(settings.max_model_len, CPU_STEP_TOKENS)
     # Off the event loop: building the engine blocks until its child process is up.
     llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments))
     return AsyncVllm(llm, settings.stop_token_ids)

@@ -24,6 +24,7 @@ from agentrl.teacher.guard import Guard
 from agentrl.teacher.loopback import is_loopback
 from agentrl.teacher.schemas import Limits
 from agentrl.teacher.scorer import make_scorer
+from agentrl.types import Failure
 
 ONGOING, QUEUED, RETRY_AFTER_S = 32, 128, 1.0
 CHECK_TIMEOUT_S = 60.0
@@ -46,7 +47,7 @@ class TeacherArgs(BaseModel):
     max_queued_requests: int = Field(default=QUEUED, ge=0)
 
 
-class KeyMissingError(ValueError):
+class KeyMissingError(Failure):
     """A service that others could reach, without a key."""
 
 

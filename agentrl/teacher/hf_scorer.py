@@ -2,7 +2,8 @@
 
 One forward pass over a whole trajectory gives every turn: a causal model's hidden state at i - 1 is the state before
 token i.  Logits exist only where a position is scored, in chunks, so that [B, T, V] never does.  The folder may hold
-`value_head/weights.safetensors` (`weight` [1, H], `bias` [1]) and `value_head/config.json` ({"gamma", "scale", "calibrated"}).
+`value_head/weights.safetensors` (`weight` [1, H], `bias` [1]) and `value_head/config.json` (`gamma`, `scale`,
+`calibrated`); beside the model's own files, other loaders would take them for a part of it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from agentrl.teacher.identity import TeacherIdentity, ValueCalibration, token_fi
 from agentrl.teacher.scorer import ItemScores, Sampled, ScoreItem
 from agentrl.teacher.support import support_of
 from agentrl.teacher.wire import pad_columns
+from agentrl.types import Failure
 
+VALUE_HEAD_WEIGHTS, VALUE_HEAD_CONFIG = "value_head/weights.safetensors", "value_head/config.json"
 #: floats of one chunk of logits (256 MiB in fp32)
 CHUNK_FLOATS = 2**26
 #: a pass that ended well this short a time ago proves that the model works
 FRESH_S = 5.0
 
 
-class TeacherModelError(ValueError):
+class TeacherModelError(Failure):
     """A model folder that cannot be a teacher: what is wrong with it, and what to do."""
 
 
@@ -227,7 +230,7 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def _load_value_head(
     folder: Path, hidden: int, device: str
 ) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, ValueCalibration | None]:
-    file, about = folder / "value_head/weights.safetensors", folder / "value_head/config.json"
+    file, about = folder / VALUE_HEAD_WEIGHTS, folder / VALUE_HEAD_CONFIG
     if not file.is_file():
         return None, None
     tensors = load_file(file, device=device)
@@ -244,7 +247,7 @@ def _load_value_head(
 
 def _weights_digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob(VALUE_HEAD_WEIGHTS)]):
         with file.open("rb") as stream:
-            digest.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+            digest.update(file.relative_to(folder).as_posix().encode() + hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()

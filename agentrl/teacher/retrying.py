@@ -15,11 +15,13 @@ from typing import Any
 import httpx
 from tenacity import RetryCallState, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
+from agentrl.types import Failure
+
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _backoff = wait_random_exponential(multiplier=0.2, max=10.0)
 
 
-class TeacherError(RuntimeError):
+class TeacherError(Failure):
     """The teacher did not give what was asked for."""
 
 

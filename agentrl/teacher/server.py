@@ -16,6 +16,7 @@ from ray.serve.schema import ApplicationStatus
 
 from agentrl.config import TeacherService
 from agentrl.teacher.app import TeacherArgs, build, read_keys
+from agentrl.types import Failure
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ APP_NAME = "teacher"
 _PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 
-class TeacherStartError(RuntimeError):
+class TeacherStartError(Failure):
     """The service did not come up: what was waited for, for how long, and what Serve says."""
 
 

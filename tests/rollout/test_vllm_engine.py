@@ -101,6 +101,16 @@ def test_a_sampled_stop_token_ends_the_turn_and_is_part_of_it(pool, oracle):
         assert len(turn.logprobs) == len(turn.token_ids)
 
 
+def test_seeded_prompts_that_do_not_fit_into_one_step_are_all_answered(pool):
+    async def run(worker):
+        engine, _ = await worker._ready()
+        prompts = [[40 + (i + j) % 300 for j in range(500)] for i in range(30)]
+        return await asyncio.gather(*(engine.generate(p, Sampling(1.0, 2, i)) for i, p in enumerate(prompts)))
+
+    made = ray.get(pool.workers.manager.actors()[0].apply.remote(run), timeout=START_S)
+    assert len(made) == 30
+
+
 def test_scores_are_the_learners_for_parity(pool, oracle):
     (scores,) = pool.score([PROMPT])[0]
     np.testing.assert_allclose(scores, logprobs_of(oracle, PROMPT[:1], PROMPT[1:]), atol=GAP, rtol=0)
@@ -144,15 +154,15 @@ def test_a_turn_that_a_sync_falls_into_says_so_and_goes_on(pool, oracle, tmp_pat
 
     async def sync_in_mid_turn(worker):
         engine, _ = await worker._ready()
-        stops, engine._stops = engine._stops, []
+        before, stops, engine._stops = engine.version, engine._stops, []
         turn = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, 900, 1)))
         await asyncio.sleep(0.3)
-        await engine.load_weights(path, 3)
+        await engine.load_weights(path, before + 1)
         engine._stops = stops
-        return await turn
+        return before, await turn
 
-    made = ray.get(pool.workers.manager.actors()[0].apply.remote(sync_in_mid_turn), timeout=START_S)
-    assert (made.version_first, made.version_last) == (2, 3)
+    before, made = ray.get(pool.workers.manager.actors()[0].apply.remote(sync_in_mid_turn), timeout=START_S)
+    assert (made.version_first, made.version_last) == (before, before + 1)
     np.testing.assert_allclose(made.logprobs, logprobs_of(oracle, PROMPT, made.token_ids), atol=GAP, rtol=0)
 
 
@@ -167,7 +177,9 @@ def test_an_engine_that_dies_is_found_by_its_episodes_and_a_fresh_one_finishes_t
     records = pool.collect(make_specs(8, "engine"))
     assert all(record.failure is None for record in records)
     assert any("rollout worker 0 lost" in event for event in pool.take_events())
-    assert {version for record in records for turn in record.turns for version in turn.versions} == {2}
+    assert {version for record in records for turn in record.turns for version in turn.versions} == {
+        pool._snapshot.version
+    }
 
 
 def test_a_killed_worker_leaves_no_engine_process_behind(pool, make_specs):
