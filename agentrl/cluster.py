@@ -37,8 +37,8 @@ CURRICULUM_CPUS = 0.1
 #: curriculum fits anywhere.
 POOLS: dict[PlacedRole, str] = {"learner": "learner", "rollout": "rollout", "environment": "environment"}
 
-#: A local cluster cannot grow: whatever found no place by then never will.
-LOCAL_PATIENCE_S = 10.0
+#: A local cluster cannot grow: whatever found no place by then, on however busy cores, never will.
+LOCAL_PATIENCE_S = 60.0
 
 
 class PlacementError(Failure):

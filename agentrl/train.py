@@ -43,6 +43,8 @@ from agentrl.teacher.client import TeacherClient, identity_of
 from agentrl.teacher.server import start_service, stop_service
 from agentrl.types import Failure, Outcome, Trajectory
 
+REQUEST_TOKENS = 32_768
+"""tokens of one request to the teacher, where the job allows as many"""
 MAX_RESTARTS = 3
 """restarts of the learner in a row, without a finished step between them"""
 
@@ -120,7 +122,10 @@ def iteration(loop: Loop) -> None:
             trajectories = loop.pool.collect(specs, on_progress=loop.progress.episodes)
         with loop.phase("guide"):
             guidance = loop.teacher.guide(
-                trajectories, top_k=job.teacher.top_k, temperature=job.learner.loss.kl.temperature
+                trajectories,
+                top_k=job.teacher.top_k,
+                temperature=job.learner.loss.kl.temperature,
+                request_tokens=min(REQUEST_TOKENS, job.teacher.max_request_tokens),
             )
     with loop.phase("learn"):
         learned = loop.learner.step(trajectories, weights, progress=step / job.steps)
@@ -247,7 +252,9 @@ def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) 
         url = start_service(job.teacher)
         stack.callback(stop_service)
     teacher = stack.enter_context(TeacherClient(url, os.environ.get(job.teacher.api_key_env), job.teacher.timeout_s))
-    teacher.handshake(identity_of(tokenizer, job.student.max_model_len, job.learner.loss.ppo.gamma))
+    loss = job.learner.loss
+    gamma = loss.ppo.gamma if loss.value.teacher_weight > 0 else None
+    teacher.handshake(identity_of(tokenizer, job.student.max_model_len, gamma))
     progress.phase("starting the learner")
     learner = LearnerGang(job, placement)
     stack.callback(learner.close)

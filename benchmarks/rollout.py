@@ -121,7 +121,7 @@ def main() -> None:
 
     with local_ray(num_cpus=args.workers + 1):
         rows = measure(args)
-    best = sorted(rows, key=lambda row: row["ratio"])[len(rows) // 2]
+    best = sorted(rows, key=lambda row: row["ratio"])[(len(rows) - 1) // 2]
     result = {
         "what": "generated tokens/s, rollout beside plain batched generation",
         "median": best,

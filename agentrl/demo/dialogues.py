@@ -1,12 +1,14 @@
 """Expert dialogues: an environment played by its own oracle, as token ids with the assistant's tokens marked.
 
-With `mistakes` above 0 the expert is now and then replaced by an injected wrong turn whose error is stated; that turn
-is masked from the loss, and what follows shows how to recover.
+With `mistakes` above 0 the expert is now and then replaced: by an injected wrong turn whose error is stated, or by what an
+expert said at another moment of another dialogue, as a weak student does.  Such a turn is masked from the loss, and what
+follows shows how to recover.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -41,6 +43,19 @@ class Domain:
     language: str
 
 
+class Blunders:
+    """Things said at the wrong time: the latest turns of experts, to be said again elsewhere."""
+
+    def __init__(self, size: int = 500) -> None:
+        self._turns: deque[AssistantMessage] = deque(maxlen=size)
+
+    def hear(self, action: AssistantMessage) -> None:
+        self._turns.append(action)
+
+    def draw(self, rng: random.Random) -> AssistantMessage | None:
+        return rng.choice(self._turns) if self._turns else None
+
+
 def make_env(domain: Domain) -> AgentEnv:
     import envs  # noqa: F401  registers the ids
 
@@ -56,6 +71,7 @@ def play_expert(
     language: str,
     gamma: float = 1.0,
     mistakes: float = 0.0,
+    blunders: Blunders | None = None,
     seed: int = 0,
 ) -> Dialogue:
     """Play one training task with the oracle.  Raises RuntimeError where it fails: a fault of the environment."""
@@ -70,10 +86,12 @@ def play_expert(
     expert_turns: list[int] = []
     done = False
     while not done:
+        action, expert = env.oracle().action, True
         if rng.random() < mistakes:
-            action, expert = env.inject(rng.choice(env.errors), rng), False
-        else:
-            action, expert = env.oracle().action, True
+            wrong = blunders.draw(rng) if blunders is not None and rng.random() < 0.5 else None
+            action, expert = wrong or env.inject(rng.choice(env.errors), rng), False
+        elif blunders is not None:
+            blunders.hear(action)
         if expert:
             states.append(len(ids) - 1)
             expert_turns.append(len(rewards))

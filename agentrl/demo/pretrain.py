@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agentrl.demo.dialogues import Dialogue, Domain, make_env, play_expert
+from agentrl.demo.dialogues import Blunders, Dialogue, Domain, make_env, play_expert
 from agentrl.rollout.chat import ChatRenderer, make_renderer
 from agentrl.types import derive_seed
 from envs.contract import AgentEnv
@@ -193,7 +193,7 @@ def _train(rank: int, recipe: Recipe, tokenizer_dir: str, out: str, port: int, r
         torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.95, weight_decay=0.0),
         torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    environments = [make_env(d) for d in recipe.domains]
+    environments = [(make_env(d), Blunders()) for d in recipe.domains]
     ladder = Ladder(recipe.max_level, recipe.raise_below)
     rng = np.random.default_rng(derive_seed(recipe.seed, rank))
     queue: list[list[Dialogue]] = []
@@ -239,7 +239,11 @@ def _train(rank: int, recipe: Recipe, tokenizer_dir: str, out: str, port: int, r
 
 
 def _draw_batches(
-    recipe: Recipe, environments: list[AgentEnv], renderer: ChatRenderer, ladder: Ladder, rng: np.random.Generator
+    recipe: Recipe,
+    environments: list[tuple[AgentEnv, Blunders]],
+    renderer: ChatRenderer,
+    ladder: Ladder,
+    rng: np.random.Generator,
 ) -> list[list[Dialogue]]:
     """Four batches of fresh dialogues, each of similar lengths so that little is padded, in random order."""
     dialogues = []
@@ -247,8 +251,9 @@ def _draw_batches(
         which = int(rng.integers(len(environments)))
         dialogues.append(
             play_expert(
-                environments[which],
+                environments[which][0],
                 renderer,
+                blunders=environments[which][1],
                 level=ladder.draw(rng),
                 task=int(rng.integers(2**31)),
                 language=recipe.domains[which].language,

@@ -39,7 +39,8 @@ def student_rewards(rewards_K: Float, student_K: NDArray[np.bool_]) -> Float:
     """
     steps_K = np.cumsum(student_K) - 1
     owned_K = steps_K >= 0
-    return np.bincount(steps_K[owned_K], weights=np.asarray(rewards_K, dtype=np.float64)[owned_K], minlength=0)
+    totals = np.bincount(steps_K[owned_K], weights=np.asarray(rewards_K, dtype=np.float64)[owned_K])
+    return totals.astype(np.float64)
 
 
 def token_rewards(rewards_K: Float, token_counts_K: NDArray[np.int64]) -> Float:

@@ -22,6 +22,9 @@ from torch import nn
 
 from agentrl.config import Learner, Muon
 
+#: A deepspeed.DeepSpeedEngine, whose attributes DeepSpeed types as unions of all that they could be.
+Engine = Any
+
 CHECKPOINT_TAG = "engine"
 
 
@@ -82,18 +85,19 @@ def _optimizer_config(learner: Learner) -> dict[str, Any]:
     }
 
 
-def make_engine(module: nn.Module, learner: Learner, dtype: str) -> deepspeed.DeepSpeedEngine:
+def make_engine(module: nn.Module, learner: Learner, dtype: str) -> Engine:
     """Wrap the module; torch.distributed must be initialised.  Only parameters that require gradients are optimised."""
     # DeepSpeed's shared-memory collectives on CPU are compiled at the first start, and a start that is cut short leaves
     # a lock on which every later one waits for ever.  gloo needs no compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    engine, *_ = deepspeed.initialize(model=module, model_parameters=trained, config=ds_config(learner, dtype))
+    settings: dict[str, Any] = {"model_parameters": trained, "config": ds_config(learner, dtype)}
+    engine: Engine = deepspeed.initialize(model=module, **settings)[0]
     engine.checkpoint_engine = SafeCheckpointEngine()
     return engine
 
 
-def set_lr(engine: deepspeed.DeepSpeedEngine, learner: Learner, factor: float) -> float:
+def set_lr(engine: Engine, learner: Learner, factor: float) -> float:
     """Set every group's learning rate to its configured one times `factor`; returns that of the first group."""
     optimizer = learner.optimizer
     for group in engine.optimizer.param_groups:
@@ -104,7 +108,7 @@ def set_lr(engine: deepspeed.DeepSpeedEngine, learner: Learner, factor: float) -
     return optimizer.lr * factor
 
 
-def gradient_norm(engine: deepspeed.DeepSpeedEngine) -> float | None:
+def gradient_norm(engine: Engine) -> float | None:
     """Norm of the gradient of all parameters, before clipping; to be called before the engine's step.
 
     None where DeepSpeed has divided the gradients; see `gradient_norm_after`.
@@ -115,7 +119,7 @@ def gradient_norm(engine: deepspeed.DeepSpeedEngine) -> float | None:
     return float(torch.stack(squares).sum().sqrt())
 
 
-def gradient_norm_after(engine: deepspeed.DeepSpeedEngine, learner: Learner) -> float | None:
+def gradient_norm_after(engine: Engine, learner: Learner) -> float | None:
     """The same norm as DeepSpeed found it in its step.
 
     None with Muon, where DeepSpeed takes the norm of the orthogonalised update, which is no gradient.
@@ -140,12 +144,12 @@ def use_outside_owner(user: nn.Module, parameter: nn.Parameter) -> None:
         deepspeed.zero.register_external_parameter(user, parameter)
 
 
-def save(engine: deepspeed.DeepSpeedEngine, directory: Path) -> None:
+def save(engine: Engine, directory: Path) -> None:
     """Trained weights and optimizer state of this rank (frozen weights come from the student's folder again)."""
     engine.save_checkpoint(str(directory), tag=CHECKPOINT_TAG, exclude_frozen_parameters=True, save_latest=False)
 
 
-def load(engine: deepspeed.DeepSpeedEngine, directory: Path) -> None:
+def load(engine: Engine, directory: Path) -> None:
     """Back to what `save` wrote.  ZeRO-3 needs the same number of ranks as at the save."""
     path, _ = engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=False)
     if path is None:

@@ -32,7 +32,7 @@ def step_figures(
         if name.startswith(SQUARE_NORM):
             figures[f"grad_norm/{name.removeprefix(SQUARE_NORM)}"] = minibatches[0][name] ** 0.5
         else:
-            figures[_NAMES.get(name, name)] = float(np.mean([mini[name] for mini in minibatches]))
+            figures[_NAMES.get(name) or name] = float(np.mean([mini[name] for mini in minibatches]))
     entropies = np.concatenate([score.entropy_N for score in scores])
     tokens = sum(len(row.token_ids_N) for row in rows)
     figures["policy/entropy"] = float(entropies.mean())

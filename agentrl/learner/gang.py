@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config import Job, WeightTriple
@@ -81,7 +82,8 @@ class LearnerGang:
             }
             if self.placement is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                    self.placement.group, placement_group_bundle_index=self.placement.indices["learner"][rank]
+                    cast(PlacementGroup, self.placement.group),
+                    placement_group_bundle_index=self.placement.indices["learner"][rank],
                 )
             start = actor.options(**options)
             self.ranks.append(start.remote(rank, learner.ranks, self.job.student, learner, self.job.seed))

@@ -7,6 +7,7 @@ columns are gathered before any cast to fp32, and every chunk is computed again 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -50,17 +51,23 @@ def score(
     """
     rows = max(1, chunk_logits // weight_V_H.shape[0])
     count = hidden_N_H.shape[0]
-    args = (weight_V_H, bias_V, loss_temperature, one_temperature, entropy)
-    per_row = (hidden_N_H, token_ids_N, support_ids_N_k, temperature_N)
+    score_chunk = partial(
+        _score_chunk,
+        weight_V_H=weight_V_H,
+        bias_V=bias_V,
+        loss_temperature=loss_temperature,
+        one_temperature=one_temperature,
+        entropy=entropy,
+    )
     if count <= rows:
-        return Scores(*_score_chunk(*per_row, *args))
+        return Scores(*score_chunk(hidden_N_H, token_ids_N, support_ids_N_k, temperature_N))
     chunks = []
     for start in range(0, count, rows):
-        piece = [tensor[start : start + rows] for tensor in per_row]
+        piece = [tensor[start : start + rows] for tensor in (hidden_N_H, token_ids_N, support_ids_N_k, temperature_N)]
         if torch.is_grad_enabled():
-            chunks.append(checkpoint(_score_chunk, *piece, *args, use_reentrant=False, preserve_rng_state=False))
+            chunks.append(checkpoint(score_chunk, *piece, use_reentrant=False, preserve_rng_state=False))
         else:
-            chunks.append(_score_chunk(*piece, *args))
+            chunks.append(score_chunk(*piece))
     token, support, entropies = zip(*chunks, strict=True)
     return Scores(torch.cat(token), torch.cat(support), torch.cat(entropies) if entropy else None)
 

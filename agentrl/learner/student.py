@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ def full_weights(model: nn.Module, gather: Gather, keep: bool = True) -> dict[st
             own = dict(module.named_parameters())
             with gather(list(own.values())):
                 if keep:
-                    base = module.get_base_layer()
+                    base = cast(nn.Linear, module.get_base_layer())
                     merged = base.weight.float() + module.get_delta_weight(ADAPTER).float()
                     tensors[f"{prefix}.weight"] = _copy(merged.to(base.weight.dtype))
                     if base.bias is not None:

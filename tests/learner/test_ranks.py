@@ -56,4 +56,4 @@ def test_a_rank_with_nothing_to_train_does_not_hang_the_other(tiny_model_dir: Pa
     cases = [case(tiny_model_dir, 2, 1, optimizer=ADAMW, zero_stage=stage) for stage in (0, 3)]
     alone = run_cases(1, [case(tiny_model_dir, 2, 1, optimizer=ADAMW)], tmp_path)[0]
     for losses in run_cases(2, cases, tmp_path):
-        assert losses == pytest.approx(alone, abs=1e-5)
+        assert losses == pytest.approx(alone, abs=1e-4)
