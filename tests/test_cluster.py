@@ -24,7 +24,7 @@ def job(**changes: Any) -> Job:
         "environments": [{}],
         "student": {"path": "models/student"},
         "teacher": {"scorer": {"type": "hf", "path": "models/teacher"}},
-        "cluster": {"placement_timeout_s": 2.0},
+        "cluster": {"placement_timeout_s": 60.0},
     }
     return parse_job(data | changes)
 
@@ -103,7 +103,13 @@ def test_leaving_the_reservation_kills_its_actors_and_frees_their_place(ray_clus
 def test_a_job_without_room_says_which_bundles_are_missing_and_what_is_free(ray_cluster: str) -> None:
     with (
         pytest.raises(PlacementError) as caught,
-        reserve(job(learner={"ranks": 2, "gpus_per_rank": 1}, rollout={"workers": 9})),
+        reserve(
+            job(
+                learner={"ranks": 2, "gpus_per_rank": 1},
+                rollout={"workers": 9},
+                cluster={"placement_timeout_s": 2.0},
+            )
+        ),
     ):
         pass
     message = str(caught.value)

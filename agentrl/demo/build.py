@@ -24,11 +24,34 @@ from agentrl.types import Failure
 SUMS = "SHA256SUMS"
 VOCABULARY = 1200
 DIALOGUES_PER_LEVEL = 100
-DOMAINS = (Domain("agentrl/FoodOrder-v0", "en"),)
+ENGLISH, CHINESE = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
+#: the teacher learns the task, then to find its way back from what weak students do; one stage follows the other
 TEACHER = Recipe(
-    hidden=192, layers=5, heads=3, intermediate=512, domains=DOMAINS, steps=1600, max_level=5, mistakes=0.08
+    hidden=192,
+    layers=5,
+    heads=3,
+    intermediate=512,
+    domains=(ENGLISH,),
+    steps=1000,
+    max_level=5,
+    mistakes=0.08,
+    decay_from=0.45,
 )
-STUDENT = Recipe(hidden=128, layers=4, heads=2, intermediate=344, domains=DOMAINS, steps=800, max_level=3)
+TEACHER_RECOVERY = replace(
+    TEACHER, steps=350, start_level=5, muon_lr=0.006, adam_lr=1e-3, decay_from=0.2, mistakes=0.16, blunders=0.5
+)
+#: the student sees no mistake, and not enough of level 4
+STUDENT = Recipe(
+    hidden=128,
+    layers=4,
+    heads=2,
+    intermediate=344,
+    domains=(ENGLISH,),
+    steps=500,
+    max_level=4,
+    decay_from=0.7,
+    raise_below=0.15,
+)
 
 
 class ChecksumError(Failure):
@@ -42,21 +65,25 @@ def build(out: Path, console: Console, *, small: bool = False) -> None:
     """
     if any((out / name).exists() for name in ("teacher", "student", SUMS)):
         raise FileExistsError(f"{out} already holds models: name another folder, or remove it first")
-    teacher, student = TEACHER, STUDENT
+    stages = {"teacher": [TEACHER, TEACHER_RECOVERY], "student": [STUDENT]}
     if small:
-        teacher = replace(
-            teacher, hidden=128, layers=2, heads=2, intermediate=256, steps=120, max_level=1, mistakes=0.0
-        )
-        student = replace(student, hidden=64, layers=2, heads=1, intermediate=128, steps=60, max_level=1)
+        tiny = replace(STUDENT, hidden=64, layers=2, heads=1, intermediate=128, steps=60, max_level=1)
+        stages = {"teacher": [replace(tiny, steps=120)], "student": [tiny]}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".demo-models-") as folder:
         made = Path(folder)
         console.print("tokenizer: reading expert dialogues")
-        tokenizer = train_tokenizer(expert_texts(list(DOMAINS), DIALOGUES_PER_LEVEL), VOCABULARY, CHAT_TEMPLATE)
+        tokenizer = train_tokenizer(expert_texts([ENGLISH, CHINESE], DIALOGUES_PER_LEVEL), VOCABULARY, CHAT_TEMPLATE)
         tokenizer.save_pretrained(made / "tokenizer")
-        for name, recipe in (("teacher", teacher), ("student", student)):
-            _pretrain(name, recipe, made / "tokenizer", made / name, console)
-        shutil.rmtree(made / "tokenizer")
+        for name, recipes in stages.items():
+            start = made / "tokenizer"
+            for number, recipe in enumerate(recipes, 1):
+                stage = made / f"{name}-{number}"
+                _pretrain(f"{name} {number}/{len(recipes)}", recipe, start, stage, console)
+                start = stage
+            start.rename(made / name)
+        for left in [made / "tokenizer", *made.glob("*-[0-9]")]:
+            shutil.rmtree(left)
         (made / SUMS).write_text(
             "".join(f"{digest}  {path}\n" for path, digest in digests(made).items()), encoding="ascii"
         )
@@ -90,7 +117,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _pretrain(name: str, recipe: Recipe, tokenizer: Path, out: Path, console: Console) -> None:
+def _pretrain(name: str, recipe: Recipe, start: Path, out: Path, console: Console) -> None:
     columns = (
         TextColumn("{task.description:>8}"),
         BarColumn(),
@@ -101,7 +128,7 @@ def _pretrain(name: str, recipe: Recipe, tokenizer: Path, out: Path, console: Co
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(name, total=recipe.steps, level=1, loss=0.0, speed=0.0)
-        for step, figures in pretrain(recipe, tokenizer, out):
+        for step, figures in pretrain(recipe, start, out):
             fields = {"level": figures["level"], "loss": figures["loss"], "speed": figures["tokens_per_s"]}
             bar.update(task, completed=step, **fields)
             if not console.is_terminal:

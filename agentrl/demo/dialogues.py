@@ -1,8 +1,8 @@
 """Expert dialogues: an environment played by its own oracle, as token ids with the assistant's tokens marked.
 
-With `mistakes` above 0 the expert is now and then replaced: by an injected wrong turn whose error is stated, or by what an
-expert said at another moment of another dialogue, as a weak student does.  Such a turn is masked from the loss, and what
-follows shows how to recover.
+With `mistakes` above 0 the expert is now and then replaced: by an injected wrong turn whose error is stated, or by what
+an expert said at another moment of another dialogue, as a weak student does.  Such a turn is masked from the loss, and
+what follows shows how to recover.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Domain:
 class Blunders:
     """Things said at the wrong time: the latest turns of experts, to be said again elsewhere."""
 
-    def __init__(self, size: int = 500) -> None:
+    def __init__(self, share: float, size: int = 500) -> None:
+        self.share = share
         self._turns: deque[AssistantMessage] = deque(maxlen=size)
 
     def hear(self, action: AssistantMessage) -> None:
@@ -88,7 +89,7 @@ def play_expert(
     while not done:
         action, expert = env.oracle().action, True
         if rng.random() < mistakes:
-            wrong = blunders.draw(rng) if blunders is not None and rng.random() < 0.5 else None
+            wrong = blunders.draw(rng) if blunders and blunders.share and rng.random() < blunders.share else None
             action, expert = wrong or env.inject(rng.choice(env.errors), rng), False
         elif blunders is not None:
             blunders.hear(action)

@@ -30,7 +30,11 @@ from envs.contract import AgentEnv
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one model is made.  Sizes in units of the model, `batch` in dialogues a process and step."""
+    """How one model is made.
+
+    batch: dialogues a process and step.  mistakes: share of turns that are not the expert's, from `mistakes_from_level`
+    on; blunders: share of those that are an expert's turn at the wrong time, the others are injected errors.
+    """
 
     hidden: int
     layers: int
@@ -40,6 +44,8 @@ class Recipe:
     steps: int
     max_level: int
     mistakes: float = 0.0
+    blunders: float = 0.0
+    start_level: int = 1
     mistakes_from_level: int = 4
     raise_below: float = 0.05
     batch: int = 8
@@ -116,8 +122,8 @@ def _index(columns: list[np.ndarray]) -> tuple[Tensor, Tensor]:
 class Ladder:
     """Which level the next dialogue comes from: the newest one half of the time, earlier ones otherwise."""
 
-    def __init__(self, max_level: int, raise_below: float) -> None:
-        self.level, self.max_level, self.raise_below = 1, max_level, raise_below
+    def __init__(self, max_level: int, raise_below: float, level: int = 1) -> None:
+        self.level, self.max_level, self.raise_below = level, max_level, raise_below
         self.running = 1.0
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -135,15 +141,17 @@ class Ladder:
         return False
 
 
-def pretrain(recipe: Recipe, tokenizer_dir: Path, out: Path) -> Iterator[tuple[int, dict[str, float]]]:
+def pretrain(recipe: Recipe, start: Path, out: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Train by `recipe`; write config, weights (bfloat16), value head and tokenizer to `out`.
+
+    `start` holds a tokenizer, and the weights to go on from if there are any; the value head always begins at zero.
 
     Yields (steps done, figures) every 50 steps and whenever the level rises.  Raises what a process raised.
     """
     context = mp.get_context("spawn")
     reports = context.SimpleQueue()
     port = _free_port()
-    arguments = (recipe, str(tokenizer_dir), str(out), port, reports)
+    arguments = (recipe, str(start), str(out), port, reports)
     processes = mp.spawn(_train, arguments, nprocs=recipe.processes, join=False)
     assert processes is not None
     try:
@@ -158,8 +166,14 @@ def pretrain(recipe: Recipe, tokenizer_dir: Path, out: Path) -> Iterator[tuple[i
                 process.terminate()
 
 
-def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def _first_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, start: Path) -> LlamaForCausalLM:
     torch.manual_seed(recipe.seed)
+    if (start / "model.safetensors").exists():
+        return LlamaForCausalLM.from_pretrained(start, dtype=torch.float32, attn_implementation="eager")
+    return new_model(recipe, tokenizer)
+
+
+def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     vocabulary = -(-len(tokenizer) // 16) * 16
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -179,22 +193,22 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCau
     return LlamaForCausalLM(config).float()
 
 
-def _train(rank: int, recipe: Recipe, tokenizer_dir: str, out: str, port: int, reports: Any) -> None:
+def _train(rank: int, recipe: Recipe, start: str, out: str, port: int, reports: Any) -> None:
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("medium")  # twice as fast where the CPU multiplies bfloat16
     if recipe.processes > 1:
         dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=recipe.processes)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(start)
     renderer = make_renderer(tokenizer, "chatml")
-    model = PolicyWithValue(new_model(recipe, tokenizer))
+    model = PolicyWithValue(_first_model(recipe, tokenizer, Path(start)))
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     others = [p for n, p in model.named_parameters() if not (p.ndim == 2 and ".layers." in n)]
     optimizers = [
         torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.95, weight_decay=0.0),
         torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    environments = [(make_env(d), Blunders()) for d in recipe.domains]
-    ladder = Ladder(recipe.max_level, recipe.raise_below)
+    environments = [(make_env(d), Blunders(recipe.blunders)) for d in recipe.domains]
+    ladder = Ladder(recipe.max_level, recipe.raise_below, recipe.start_level)
     rng = np.random.default_rng(derive_seed(recipe.seed, rank))
     queue: list[list[Dialogue]] = []
     started = time.monotonic()

@@ -6,11 +6,12 @@ One model is loaded at a time beside the engine: a job's student as the learner 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from typing import TYPE_CHECKING, Any
 
 from agentrl.cluster import totals
-from agentrl.config import Job
+from agentrl.config import Job, JobError
 from agentrl.doctor.check import Check, attempt, fail, ok, warn
 from agentrl.models import resolve_models
 
@@ -29,7 +30,7 @@ def job_checks(job: Job) -> list[Check]:
     checks = [_room(job)]
     try:
         job = resolve_models(job)
-    except ValueError as error:
+    except JobError as error:
         return [*checks, fail("models", str(error), "mend the path in the job file")]
     checks.append(attempt("handshake", lambda: _handshake(job), "is it a model that transformers can load?"))
     if checks[-1].status == "fail":
@@ -144,6 +145,7 @@ def _engine(job: Job) -> Check:
 
     prompts = _probes(job)
     answers = asyncio.run(_engine_logprobs(job, prompts))
+    gc.collect()  # vLLM's engine is part of a cycle, and complains when it is collected at the interpreter's end
     gap = 0.0
     for logits_T_V, ids, answer in zip(_student_logits(job, prompts), prompts, answers, strict=True):
         logprobs_T = torch.log_softmax(logits_T_V[:-1], dim=-1).gather(1, torch.tensor(ids)[1:, None])[:, 0]

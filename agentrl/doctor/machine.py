@@ -21,7 +21,7 @@ LOCKED_FOR = ("Linux", "x86_64", (3, 11))
 #: built against PyPI's torch: beside the CPU build they fail to load, and transformers' models with them
 BREAK_THE_CPU_BUILD = ("torchvision", "torchaudio", "torchcodec")
 
-VLLM_TIMEOUT_S = 180
+VLLM_TIMEOUT_S = 240
 GIB = 2**30
 #: weights of a small model, twice, and Ray's object store
 SHARED_MEMORY_GIB = 2.0
@@ -151,7 +151,7 @@ def _vllm() -> Check:
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=VLLM_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return fail("vLLM", f"import vllm took more than {VLLM_TIMEOUT_S} s", "is the machine busy? try again")
+        return warn("vLLM", f"its import took more than {VLLM_TIMEOUT_S} s", "run again when the machine is less busy")
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         advice = "an illegal instruction means a CPU without AVX2; otherwise `make install` brings the locked build"

@@ -164,8 +164,12 @@ class LearnerGang:
 
         Without the value head, and without the second name of a tied output layer.
         """
-        ref, digests = self._call("export")[0]
-        return WeightSnapshot(self.version, ref, digests)
+        self._check_open("export")
+        # Two answers of a call, and not a `ray.put` in the rank: the caller then owns the bytes, and they outlive the
+        # gang, which a rollout worker that is healed later still asks for.
+        calls = [rank.export.options(num_returns=2).remote() for rank in self.ranks]
+        digests = self._wait([digests for _, digests in calls], "export", self.call_timeout_s)[0]
+        return WeightSnapshot(self.version, calls[0][0], digests)
 
     def probe_logprobs(self, token_ids: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """log p(ids[1:]) of each list at temperature 1, to compare with an engine's."""
@@ -220,10 +224,13 @@ class LearnerGang:
         return self._call_each(method, [args] * len(self.ranks), timeout_s)
 
     def _call_each(self, method: str, args: Sequence[tuple], timeout_s: float | None = None) -> list[Any]:
-        if not self.ranks:
-            raise GangLost(f"the learner is closed, so it cannot {method}: restart it")
+        self._check_open(method)
         calls = [getattr(rank, method).remote(*own) for rank, own in zip(self.ranks, args, strict=True)]
         return self._wait(calls, method, self.call_timeout_s if timeout_s is None else timeout_s)
+
+    def _check_open(self, method: str) -> None:
+        if not self.ranks:
+            raise GangLost(f"the learner is closed, so it cannot {method!r}: restart it")
 
     def _wait(self, calls: list[Any], method: str, timeout_s: float) -> list[Any]:
         """The answers of all ranks.  The first failure ends the wait: the other ranks hang in a collective with it."""

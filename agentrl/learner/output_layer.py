@@ -63,7 +63,8 @@ def score(
         return Scores(*score_chunk(hidden_N_H, token_ids_N, support_ids_N_k, temperature_N))
     chunks = []
     for start in range(0, count, rows):
-        piece = [tensor[start : start + rows] for tensor in (hidden_N_H, token_ids_N, support_ids_N_k, temperature_N)]
+        here = slice(start, start + rows)
+        piece = (hidden_N_H[here], token_ids_N[here], support_ids_N_k[here], temperature_N[here])
         if torch.is_grad_enabled():
             chunks.append(checkpoint(score_chunk, *piece, use_reentrant=False, preserve_rng_state=False))
         else:

@@ -13,7 +13,6 @@ import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
@@ -158,13 +157,13 @@ class Rank:
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def export(self) -> tuple[Any, dict[str, str]] | None:
-        """On rank 0 the weights as safetensors bytes behind an object ref, with their digests; elsewhere None."""
+    def export(self) -> tuple[bytes, dict[str, str]]:
+        """On rank 0 the weights as safetensors bytes with their digests; elsewhere nothing."""
         tensors = self._full_weights()
         if self.rank:
-            return None
+            return b"", {}
         data = to_bytes(tensors)
-        return ray.put(data), tensor_digests(data)
+        return data, tensor_digests(data)
 
     def _full_weights(self) -> dict[str, Tensor]:
         """Hugging Face's names to whole tensors, LoRA merged; only rank 0 keeps them."""
