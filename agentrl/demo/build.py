@@ -129,7 +129,12 @@ def _pretrain(name: str, recipe: Recipe, start: Path, out: Path, console: Consol
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(name, total=recipe.steps, level=1, loss=0.0, speed=0.0)
         for step, figures in pretrain(recipe, start, out):
-            fields = {"level": figures["level"], "loss": figures["loss"], "speed": figures["tokens_per_s"]}
-            bar.update(task, completed=step, **fields)
+            bar.update(
+                task,
+                completed=step,
+                level=figures["level"],
+                loss=figures["loss"],
+                speed=figures["tokens_per_s"],
+            )
             if not console.is_terminal:
                 console.print(f"{name} {step}/{recipe.steps} level {figures['level']} loss {figures['loss']:.3f}")

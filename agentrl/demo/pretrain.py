@@ -162,7 +162,7 @@ def pretrain(recipe: Recipe, start: Path, out: Path) -> Iterator[tuple[int, dict
             yield reports.get()
     finally:
         for process in processes.processes:
-            if process.is_alive():
+            if process is not None and process.is_alive():
                 process.terminate()
 
 
@@ -186,10 +186,10 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCau
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="eager",
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
+    config._attn_implementation = "eager"  # on a CPU twice as fast as the fused one, backward pass included
     return LlamaForCausalLM(config).float()
 
 
@@ -306,7 +306,7 @@ def _average(parameters: list[nn.Parameter], figures: Tensor) -> None:
 def save_model(model: PolicyWithValue, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, out: Path) -> None:
     """A normal model folder, and the value head in a file of its own."""
     out.mkdir(parents=True, exist_ok=True)
-    model.policy.to(torch.bfloat16).save_pretrained(out)
+    model.policy.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
     head = model.value_head
     (out / "value_head").mkdir()  # vLLM loads every safetensors file beside the config

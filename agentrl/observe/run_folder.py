@@ -39,8 +39,11 @@ class RunFolderError(Failure):
 class Report(Protocol):
     """What the evaluation room hands over."""
 
-    name: str
-    trajectories: list[Trajectory]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def trajectories(self) -> list[Trajectory]: ...
 
     def to_dict(self) -> dict[str, Any]: ...
 
