@@ -186,8 +186,8 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCau
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        eos_token_id=tokenizer.get_vocab()["<|im_end|>"],
+        pad_token_id=tokenizer.get_vocab()["<|endoftext|>"],
     )
     config._attn_implementation = "eager"  # on a CPU twice as fast as the fused one, backward pass included
     return LlamaForCausalLM(config).float()
