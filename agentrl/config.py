@@ -121,10 +121,18 @@ class Kl(Section):
     direction: Literal["forward", "reverse", "jsd"] = "forward"
     """forward = KL(teacher‖student), reverse = KL(student‖teacher)"""
     beta: Fraction = 0.5
-    """of jsd: M = beta*teacher + (1-beta)*student"""
+    """of jsd: M = beta*teacher + (1-beta)*student; 0 < beta < 1"""
     temperature: PositiveFloat = 1.0
     """divides the logits of both; not the sampling temperature"""
     scale_by_temperature_squared: bool = True
+
+    @model_validator(mode="after")
+    def _jsd_does_not_vanish(self) -> Kl:
+        if self.direction == "jsd" and not 0.0 < self.beta < 1.0:
+            raise ValueError(f"beta ({self.beta:g}) makes jsd vanish: use 0 < beta < 1, or another direction")
+                f"beta ({self.beta:g}) makes jsd vanish: use 0 < beta < 1, or direction forward or reverse"
+            )
+        return self
 
 
 class Value(Section):
@@ -208,6 +216,7 @@ class Learner(Section):
     micro_batch_tokens: PositiveInt = 8192
     """tokens of one forward and backward pass on one rank, padding included"""
     clip_grad_norm: PositiveFloat = 1.0
+    """of AdamW; Muon's update does not depend on the size of the gradient and is not clipped"""
     gradient_checkpointing: bool = False
     cpus_per_rank: PositiveFloat = 1.0
     gpus_per_rank: NonNegative = 0.0

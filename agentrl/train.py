@@ -12,35 +12,23 @@ The components do not know the loop, and the loop knows no backend.
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict
 
-from transformers import AutoTokenizer
-
-from agentrl import cluster
+from agentrl.assembly import Loop, assemble
 from agentrl.config import Job
-from agentrl.curriculum.actor import CurriculumHandle
 from agentrl.curriculum.curriculum import Curriculum
 from agentrl.evaluation.leaks import check_leaks
 from agentrl.evaluation.suite import EvaluationReport, evaluate
 from agentrl.evaluation.table import Comparison, compare
-from agentrl.interrupt import Interrupted, StopFlag
-from agentrl.learner.gang import GangLost, LearnerGang
+from agentrl.interrupt import Interrupted
+from agentrl.learner.gang import GangLost
 from agentrl.models import resolve_models
 from agentrl.observe.checkpoints import step_of
 from agentrl.observe.progress import Progress
 from agentrl.observe.report import write_report
 from agentrl.observe.run_folder import AFTER, BEFORE, RunFolder
 from agentrl.observe.summary import write_summary
-from agentrl.parity import ParityProbe
-from agentrl.rollout.catalogue import Catalogue, read_catalogue
-from agentrl.rollout.chat import make_renderer
-from agentrl.rollout.pool import RolloutPool
-from agentrl.teacher.client import TeacherClient, identity_of
-from agentrl.teacher.server import start_service, stop_service
 from agentrl.types import Failure, Outcome, Trajectory
 
 REQUEST_TOKENS = 32_768
@@ -51,34 +39,6 @@ MAX_RESTARTS = 3
 
 class ResumeError(Failure):
     """The run cannot go on as it began."""
-
-
-@dataclass(slots=True)
-class Loop:
-    """The parts of a running job and how far it has come."""
-
-    job: Job
-    folder: RunFolder
-    progress: Progress
-    stop: StopFlag
-    catalogue: Catalogue
-    curriculum: CurriculumHandle
-    pool: RolloutPool
-    teacher: TeacherClient
-    learner: LearnerGang
-    probe: ParityProbe
-    step: int = 0
-    restarts: int = 0
-    phase_s: dict[str, float] = field(default_factory=dict)
-    signatures: set[str] = field(default_factory=set)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time one phase of the step and show it."""
-        self.progress.phase(name)
-        started = time.monotonic()
-        yield
-        self.phase_s[name] = time.monotonic() - started
 
 
 def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = False) -> Comparison:
@@ -194,6 +154,9 @@ def evaluation(loop: Loop, name: str) -> EvaluationReport:
             signature_of=loop.catalogue.heldout_signature,
             name=name,
         )
+        loop.progress.phase(f"guide {name}")  # for the report: where would the teacher have spoken otherwise?
+        tokens = min(REQUEST_TOKENS, loop.job.teacher.max_request_tokens)
+        loop.teacher.guide(report.trajectories, top_k=1, temperature=1.0, request_tokens=tokens)
     check_leaks(loop.signatures, report.signatures)
     loop.folder.record_evaluation(loop.step, report)
     loop.progress.evaluation(report)
@@ -237,44 +200,6 @@ def restore_checkpoint(loop: Loop) -> None:
     loop.step = step_of(path)
     loop.folder.resume_at(loop.step)
     loop.progress.say(f"resumed after step {loop.step}")
-
-
-def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) -> Loop:
-    """Start every part of the job, each to be stopped again when `stack` closes."""
-    catalogue = read_catalogue(job)
-    tokenizer = AutoTokenizer.from_pretrained(job.student.path)
-    progress.phase("starting Ray")
-    stack.enter_context(cluster.connect(job))
-    placement = stack.enter_context(cluster.reserve(job))
-    progress.phase("starting the teacher")
-    url = job.teacher.url
-    if url is None:
-        url = start_service(job.teacher)
-        stack.callback(stop_service)
-    teacher = stack.enter_context(TeacherClient(url, os.environ.get(job.teacher.api_key_env), job.teacher.timeout_s))
-    loss = job.learner.loss
-    gamma = loss.ppo.gamma if loss.value.teacher_weight > 0 else None
-    teacher.handshake(identity_of(tokenizer, job.student.max_model_len, gamma))
-    progress.phase("starting the learner")
-    learner = LearnerGang(job, placement)
-    stack.callback(learner.close)
-    progress.phase("starting the rollout workers")
-    pool = RolloutPool(job, placement=placement)
-    stack.callback(pool.close)
-    curriculum = CurriculumHandle(job, catalogue.ladders)
-    stack.callback(curriculum.close)
-    return Loop(
-        job=job,
-        folder=folder,
-        progress=progress,
-        stop=stack.enter_context(StopFlag()),
-        catalogue=catalogue,
-        curriculum=curriculum,
-        pool=pool,
-        teacher=teacher,
-        learner=learner,
-        probe=ParityProbe(job, make_renderer(tokenizer, job.student.renderer)),
-    )
 
 
 def outcome(trajectory: Trajectory) -> Outcome:

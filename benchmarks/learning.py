@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from agentrl.assembly import Loop, assemble
 from agentrl.config import Job, WeightTriple, load_job
 from agentrl.curriculum.curriculum import Curriculum
 from agentrl.evaluation.command import playing
@@ -37,7 +38,7 @@ from agentrl.evaluation.suite import EvaluationReport
 from agentrl.models import resolve_models
 from agentrl.observe.progress import Progress
 from agentrl.observe.run_folder import AFTER, RunFolder
-from agentrl.train import Loop, assemble, evaluation, sync_weights, train
+from agentrl.train import evaluation, sync_weights, train
 from agentrl.types import Trajectory, TurnGuidance
 
 RESULTS = Path(__file__).parent / "results"

@@ -20,6 +20,7 @@ VOCABULARY = ("agentrl.types", "agentrl.config", "agentrl.nearest_key")
 ROLES = ("rollout", "teacher", "learner", "curriculum", "observe")
 #: the storey above: may import every role, but not the commands
 ABOVE = (
+    "assembly",
     "cluster",
     "local_ray",
     "models",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agentrl.config import Loss, WeightTriple
@@ -26,12 +27,12 @@ class ValueHead(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.weight_H = nn.Parameter(torch.zeros(hidden_size))
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.weight = nn.Parameter(torch.zeros(1, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values of hidden states of any leading shape, fp32."""
-        return hidden.float() @ self.weight_H + self.bias
+        return F.linear(hidden.float(), self.weight, self.bias).squeeze(-1)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from agentrl.types import tensor_digests
 #: A collective in which some rank never arrives ends with an error after this long.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
-VALUE_HEAD_FILE = "value_head/weights.safetensors"
+#: Below the model's folder, in the form that the teacher service reads.
+VALUE_HEAD_FOLDER = "value_head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,11 @@ class Rank:
                 self.model.generation_config.save_pretrained(path)
             save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
             # In a folder of its own: vLLM loads every safetensors file beside the configuration.
-            (path / VALUE_HEAD_FILE).parent.mkdir()
-            save_file(self._value_head_weights(), path / VALUE_HEAD_FILE)
+            head = path / VALUE_HEAD_FOLDER
+            head.mkdir()
+            save_file(self._value_head_weights(), head / "weights.safetensors")
+            about = {"gamma": self.learner.loss.ppo.gamma, "scale": 1.0, "calibrated": False}
+            (head / "config.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
         dist.barrier()
 
     def _value_head_weights(self) -> dict[str, Tensor]:

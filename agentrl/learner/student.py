@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -21,9 +20,8 @@ ADAPTER = "default"
 
 
 def quiet() -> None:
-    """Keep progress bars and notes of the libraries out of the driver's terminal; warnings stay."""
+    """Keep progress bars out of the driver's terminal."""
     transformers_logging.disable_progress_bar()
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
 def load_student(student: Student, seed: int) -> Any:

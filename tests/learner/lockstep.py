@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.learner.examples import make_job, make_trajectory
 
-TIMEOUT_S = float(os.environ.get("LOCKSTEP_TIMEOUT_S", "280"))
+TIMEOUT_S = 280
 
 
 def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path) -> list[list[float]]:

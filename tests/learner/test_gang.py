@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.config import WeightTriple
@@ -87,7 +87,8 @@ def test_a_saved_model_is_a_folder_that_transformers_loads(gang: LearnerGang, tm
     np.testing.assert_allclose(gang.probe_logprobs(PROBES)[0], transformers_logprobs(model, PROBES[0]), atol=1e-5)
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template is not None
     assert not any("value" in name for name in model.state_dict())
-    assert (tmp_path / "model" / "value_head" / "weights.safetensors").is_file()
+    head = load_file(tmp_path / "model" / "value_head" / "weights.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in head.items()} == {"weight": (1, 128), "bias": (1,)}
 
 
 def test_a_resumed_gang_takes_the_step_that_an_uninterrupted_one_takes(gang: LearnerGang, tmp_path: Path) -> None:

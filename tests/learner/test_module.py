@@ -29,7 +29,7 @@ def make_module(model: torch.nn.Module, value: float = 0.3, **loss: object) -> S
     own = copy.deepcopy(model)
     head = ValueHead(own.config.hidden_size)
     with torch.no_grad():
-        head.weight_H.fill_(value)
+        head.weight.fill_(value)
     return StudentModule(own, head, Loss.model_validate(loss))
 
 

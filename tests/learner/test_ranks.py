@@ -23,7 +23,12 @@ def case(model: Path, steps: int = 5, episodes: int = 4, **learner: object) -> d
 @pytest.fixture(scope="module")
 def stages(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[float]]:
     """Losses of 5 steps on 2 ranks, by kind of training and ZeRO stage."""
-    kinds = {"full": {"optimizer": ADAMW}, "lora": {"optimizer": ADAMW, "lora": LORA}, "muon": {"optimizer": MUON}}
+    kinds = {
+        "full": {"optimizer": ADAMW},
+        "lora": {"optimizer": ADAMW, "lora": LORA},
+        "muon": {"optimizer": MUON},
+        "checkpointed": {"optimizer": ADAMW, "gradient_checkpointing": True},
+    }
     keys = [(kind, stage) for kind in kinds for stage in STAGES]
     cases = [case(tiny_model_dir, zero_stage=stage, **kinds[kind]) for kind, stage in keys]
     return dict(zip(keys, run_cases(2, cases, tmp_path_factory.mktemp("stages")), strict=True))
@@ -38,6 +43,11 @@ def test_every_zero_stage_has_the_losses_of_stage_zero(
     losses, expected = stages[kind, stage], stages[kind, 0]
     assert losses == pytest.approx(expected, abs=tolerance)
     assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradient_checkpointing_changes_no_loss(stages: dict[tuple[str, int], list[float]], stage: int) -> None:
+    assert stages["checkpointed", stage] == pytest.approx(stages["full", 0], abs=1e-4)
 
 
 def test_one_rank_of_four_micro_batches_equals_two_of_two_and_one_of_one(tiny_model_dir: Path, tmp_path: Path) -> None:
