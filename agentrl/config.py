@@ -129,9 +129,7 @@ class Kl(Section):
     @model_validator(mode="after")
     def _jsd_does_not_vanish(self) -> Kl:
         if self.direction == "jsd" and not 0.0 < self.beta < 1.0:
-            raise ValueError(f"beta ({self.beta:g}) makes jsd vanish: use 0 < beta < 1, or another direction")
-                f"beta ({self.beta:g}) makes jsd vanish: use 0 < beta < 1, or direction forward or reverse"
-            )
+            raise ValueError(f"beta {self.beta:g} makes jsd vanish: use 0 < beta < 1, or forward or reverse")
         return self
 
 
