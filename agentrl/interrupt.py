@@ -44,6 +44,11 @@ class StopFlag:
         self._may_interrupt = True
         try:
             yield
+        except Exception as error:
+            # Raised inside of Ray's C++ calls, Interrupted comes out as a SystemError.
+            if self._asked:
+                raise Interrupted from error
+            raise
         finally:
             self._may_interrupt = False
         self.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -70,8 +71,21 @@ def test_without_the_token_nothing_can_be_submitted(dashboard: str) -> None:
     assert "authentication" in done.stdout.lower()
 
 
-def _submit(url: str, *entrypoint: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [BIN / "ray", "job", "submit", "--address", url, "--working-dir", str(REPO / "deploy"), "--", *entrypoint]
+def test_a_training_job_runs_as_the_readme_says(dashboard: str, tmp_path: Path) -> None:
+    settings = (
+        "steps=1", f"runs_dir={tmp_path}", "rollout.episodes_per_step=4", "rollout.workers=1", "rollout.max_turns=4",
+        "learner.minibatches=1", "evaluation.tasks=2", "evaluation.levels=[3]", "evaluation.max_turns=4",
+    )  # fmt: skip
+    done = _submit(dashboard, "agentrl", "train", "deploy/jobs/quickstart.yaml", *settings, working_dir=REPO)
+    assert done.returncode == 0, done.stdout[-5000:]
+    (run,) = tmp_path.iterdir()
+    assert json.loads((run / "summary.json").read_text())["policy_version"] == 1
+
+
+def _submit(
+    url: str, *entrypoint: str, working_dir: Path = REPO / "deploy", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [BIN / "ray", "job", "submit", "--address", url, "--working-dir", str(working_dir), "--", *entrypoint]
     return subprocess.run(
         command,
         cwd=REPO,

@@ -58,9 +58,17 @@ class EnvStep:
 
 @dataclass(frozen=True, slots=True)
 class EnvFailure:
-    """The environment itself broke: what it was doing and what it said."""
+    """The environment itself broke: what it was doing and what it said.
+
+    `lost`: there is no such environment here, because the actor was restarted since; nothing is said of the task.
+    """
 
     reason: str
+    lost: bool = False
+
+
+class _NotHere(LookupError):
+    """An episode whose environment died with an earlier process of the actor."""
 
 
 def import_environments(environments: Iterable[Environment]) -> None:
@@ -100,6 +108,8 @@ class EnvHost:
         }
         try:
             return handlers[one.operation](one.key, one.payload)
+        except _NotHere as error:
+            return EnvFailure(str(error), lost=True)
         except Exception as error:  # noqa: BLE001 - whatever a user's environment raises is that episode's failure, and is recorded
             return EnvFailure(f"environment, {one.operation}: {type(error).__name__}: {error}")
 
@@ -134,7 +144,7 @@ class EnvHost:
 
     def _env(self, key: str) -> AgentEnv:
         if key not in self._live:
-            raise KeyError(f"episode {key} has no environment here: it was never reset, or the actor was restarted")
+            raise _NotHere(f"episode {key} has no environment here: it was never reset, or the actor was restarted")
         return self._live[key]
 
     def _make(self, env_id: str) -> AgentEnv:

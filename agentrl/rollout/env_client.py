@@ -42,6 +42,8 @@ class EnvClient:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
         answer = await future
+        if isinstance(answer, EnvFailure) and answer.lost:
+            raise EnvLost(self.actor, answer.reason)
         if isinstance(answer, EnvFailure):
             raise EnvBroken(answer.reason)
         return answer

@@ -54,7 +54,7 @@ def test_a_long_phase_says_now_and_then_how_far_it_is(job, console):
     progress.phase("evaluate before")
     for clock.now, done in ((10.0, 1), (31.0, 2), (40.0, 3), (62.0, 4)):
         progress.episodes(done, 9)
-    assert lines(console) == ["evaluate before: 2/9 episodes", "evaluate before: 4/9 episodes"]
+    assert lines(console) == ["evaluate before", "evaluate before: 2/9 episodes", "evaluate before: 4/9 episodes"]
 
 
 def test_an_evaluation_is_a_line(job, console):
