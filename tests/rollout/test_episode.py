@@ -12,7 +12,7 @@ from agentrl.config import Environment
 from agentrl.rollout.chat import ChatRenderer, make_renderer
 from agentrl.rollout.engine import Generated, Sampling
 from agentrl.rollout.env_actor import EnvHost
-from agentrl.rollout.env_client import EnvClient
+from agentrl.rollout.env_client import EnvClient, EnvLost
 from agentrl.rollout.episode import Limits, play_episode
 from agentrl.types import EpisodeSpec, Injection, PolicyVersion, Trajectory
 from envs.contract import AssistantMessage, Label, say
@@ -106,6 +106,26 @@ def test_a_turn_carries_the_versions_it_was_sampled_with(chat, host):
 def test_the_turn_cap_truncates_and_never_succeeds(chat, host):
     record = play(spec(max_turns=2), mumble(chat), chat, host)
     assert (len(record.turns), record.terminated, record.truncated, record.success) == (2, False, True, False)
+
+
+def test_a_plan_may_cut_an_episode_some_turns_after_its_first_error(chat, host):
+    record = play(spec(max_turns_after_error=2), mumble(chat), chat, host)
+    assert record.turns[0].first_error
+    assert (len(record.turns), record.terminated, record.truncated) == (3, False, True)
+
+
+def test_an_episode_without_an_error_is_never_cut_by_that(chat, host):
+    record = play(spec(max_turns_after_error=1), expert(chat, host), chat, host)
+    assert record.success
+
+
+def test_an_environment_that_died_with_its_actor_loses_the_episode_and_is_no_failure_of_the_task(chat, host):
+    def forget(prompt, turn):
+        host._forget("e#0")
+        return chat.render_assistant(say("hm"))
+
+    with pytest.raises(EnvLost, match="the actor was restarted"):
+        play(spec(), Scripted(forget), chat, host)
 
 
 def test_the_last_sample_ends_with_the_observation_and_the_next_generation_prompt(chat, host):
