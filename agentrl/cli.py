@@ -85,12 +85,12 @@ def train(
 
     with _failures():
         folder = RunFolder.open(resume) if resume is not None else RunFolder.create(job)
-        console.print(f"run folder: {folder.path}")
+        console.print(f"run folder: {folder.path}", soft_wrap=True)
         try:
             with Progress(job, console) as progress:
                 comparison = run(job, folder, progress, resume=resume is not None)
         except Interrupted:
-            console.print(f"stopped; continue with: agentrl train --resume {folder.path}")
+            console.print(f"stopped; continue with: agentrl train --resume {folder.path}", soft_wrap=True)
             raise typer.Exit(130) from None
     Console(highlight=False).print(to_rich(comparison))
     console.print(f"report: {folder.path / 'report.html'}")

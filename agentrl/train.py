@@ -18,8 +18,9 @@ from dataclasses import asdict
 from agentrl.assembly import Loop, assemble
 from agentrl.config import Job
 from agentrl.curriculum.curriculum import Curriculum
+from agentrl.evaluation.command import play_suite
 from agentrl.evaluation.leaks import check_leaks
-from agentrl.evaluation.suite import EvaluationReport, evaluate
+from agentrl.evaluation.suite import EvaluationReport
 from agentrl.evaluation.table import Comparison, compare
 from agentrl.interrupt import Interrupted
 from agentrl.learner.gang import GangLost
@@ -29,6 +30,7 @@ from agentrl.observe.progress import Progress
 from agentrl.observe.report import write_report
 from agentrl.observe.run_folder import AFTER, BEFORE, RunFolder
 from agentrl.observe.summary import write_summary
+from agentrl.teacher.client import GuideStats
 from agentrl.types import Failure, Outcome, Trajectory
 
 REQUEST_TOKENS = 32_768
@@ -81,12 +83,7 @@ def iteration(loop: Loop) -> None:
         with loop.phase("collect"):
             trajectories = loop.pool.collect(specs, on_progress=loop.progress.episodes)
         with loop.phase("guide"):
-            guidance = loop.teacher.guide(
-                trajectories,
-                top_k=job.teacher.top_k,
-                temperature=job.learner.loss.kl.temperature,
-                request_tokens=min(REQUEST_TOKENS, job.teacher.max_request_tokens),
-            )
+            guidance = guide(loop, trajectories, job.teacher.top_k, job.learner.loss.kl.temperature)
     with loop.phase("learn"):
         learned = loop.learner.step(trajectories, weights, progress=step / job.steps)
     with loop.phase("sync"):
@@ -129,6 +126,12 @@ def iteration_or_restart(loop: Loop) -> None:
         sync_weights(loop)
 
 
+def guide(loop: Loop, trajectories: list[Trajectory], top_k: int, temperature: float) -> GuideStats:
+    """Ask the teacher about every turn of the student, in requests as large as the job allows."""
+    tokens = min(REQUEST_TOKENS, loop.job.teacher.max_request_tokens)
+    return loop.teacher.guide(trajectories, top_k, temperature, request_tokens=tokens)
+
+
 def sync_weights(loop: Loop) -> float:
     """Push the learner's weights to every engine; the largest gap of their logprobs to the learner's own, in nats.
 
@@ -146,17 +149,9 @@ def evaluation(loop: Loop, name: str) -> EvaluationReport:
         return EvaluationReport.from_dict(played)
     loop.progress.phase(f"evaluate {name}")
     with loop.stop.may_interrupt():
-        report = evaluate(
-            lambda specs: loop.pool.collect(specs, on_progress=loop.progress.episodes),
-            loop.job,
-            loop.catalogue.ladders,
-            loop.catalogue.errors,
-            signature_of=loop.catalogue.heldout_signature,
-            name=name,
-        )
+        report = play_suite(loop.job, loop.pool, loop.catalogue, loop.progress, name)
         loop.progress.phase(f"guide {name}")  # for the report: where would the teacher have spoken otherwise?
-        tokens = min(REQUEST_TOKENS, loop.job.teacher.max_request_tokens)
-        loop.teacher.guide(report.trajectories, top_k=1, temperature=1.0, request_tokens=tokens)
+        guide(loop, report.trajectories, top_k=1, temperature=1.0)
     check_leaks(loop.signatures, report.signatures)
     loop.folder.record_evaluation(loop.step, report)
     loop.progress.evaluation(report)

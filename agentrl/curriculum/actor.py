@@ -91,14 +91,3 @@ class CurriculumHandle:
                 logger.warning("the curriculum actor died during %s: starting another from its last state", method)
                 self._actor = self._start()
         raise AssertionError("unreachable")
-
-
-def start_curriculum(
-    job: Job, ladders: Mapping[str, int], *, options: Mapping[str, Any] | None = None
-) -> CurriculumHandle:
-    """Start the curriculum of a job; `ladders` is the number of levels of each environment id.
-
-    `options` go to the Ray actor (a placement group's `scheduling_strategy`, say).  Needs an initialised Ray.  Raises
-    JobError for a job whose levels the ladders do not have.
-    """
-    return CurriculumHandle(job, ladders, options=options)

@@ -11,11 +11,13 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.config import Environment
+from agentrl.rollout import catalogue
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.tool_calls import format_calls
 from envs.contract import AgentEnv, AssistantMessage
@@ -40,7 +42,7 @@ class Domain:
     """One environment in one language."""
 
     env: str
-    language: str
+    language: Literal["en", "zh"]
 
 
 class Blunders:
@@ -58,9 +60,8 @@ class Blunders:
 
 
 def make_env(domain: Domain) -> AgentEnv:
-    import envs  # noqa: F401  registers the ids
-
-    return gymnasium.make(domain.env, compact_tools=True, disable_env_checker=True).unwrapped  # type: ignore[return-value]
+    """The domain's environment, with the compact tool schemas that the demo's jobs use."""
+    return catalogue.make_env(Environment(id=domain.env, language=domain.language))
 
 
 def play_expert(

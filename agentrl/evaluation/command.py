@@ -22,16 +22,21 @@ def evaluate_job(job: Job, progress: Progress) -> EvaluationReport:
     """Play the held-out suite of `job` with its student."""
     with playing(job, progress) as (pool, catalogue):
         progress.phase("evaluate")
-        report = evaluate(
-            lambda specs: pool.collect(specs, on_progress=progress.episodes),
-            job,
-            catalogue.ladders,
-            catalogue.errors,
-            signature_of=catalogue.heldout_signature,
-            name=job.name,
-        )
+        report = play_suite(job, pool, catalogue, progress, job.name)
         progress.evaluation(report)
         return report
+
+
+def play_suite(job: Job, pool: RolloutPool, catalogue: Catalogue, progress: Progress, name: str) -> EvaluationReport:
+    """The held-out suite, played by the pool's students as they are now."""
+    return evaluate(
+        lambda specs: pool.collect(specs, on_progress=progress.episodes),
+        job,
+        catalogue.ladders,
+        catalogue.errors,
+        signature_of=catalogue.heldout_signature,
+        name=name,
+    )
 
 
 def rollout_job(job: Job, progress: Progress, *, episodes: int, out: Path | None = None) -> list[Trajectory]:

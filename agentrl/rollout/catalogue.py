@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -52,8 +52,7 @@ def openings(job: Job, chat: ChatRenderer, each: int) -> Iterator[list[int]]:
 
 def make_env(environment: Environment) -> AgentEnv:
     """One environment of a job.  Raises JobError that says what gymnasium said."""
-    modules: Sequence[Environment] = [environment]
-    import_environments(modules)
+    import_environments([environment])
     try:
         made = gymnasium.make(environment.id, disable_env_checker=True, **environment.kwargs)
     except (gymnasium.error.Error, TypeError, ValueError) as error:
