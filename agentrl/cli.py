@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -166,12 +166,14 @@ def teacher_serve(job_file: JobFile, overrides: Overrides = None) -> None:
     """Serve a job's teacher over HTTP until Ctrl-C."""
     import signal
 
+    from agentrl.interrupt import Interrupted, StopFlag
     from agentrl.serving import serving
 
     job = _load(job_file, overrides)
-    with _failures(), serving(job) as url:
+    with _failures(), serving(job) as url, StopFlag() as stop:
         console.print(f"the teacher answers at {url} (its page: {url}/docs); Ctrl-C stops it")
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        with suppress(Interrupted), stop.may_interrupt():
+            signal.pause()
     console.print("stopped")
 
 
