@@ -75,7 +75,7 @@ def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) 
     progress.phase("starting the rollout workers")
     pool = RolloutPool(job, placement=placement)
     stack.callback(pool.close)
-    curriculum = CurriculumHandle(job, catalogue.ladders)
+    curriculum = CurriculumHandle(job, catalogue.ladders, catalogue.errors)
     stack.callback(curriculum.close)
     return Loop(
         job=job,

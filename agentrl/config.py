@@ -80,7 +80,7 @@ class Rollout(Section):
     max_turns: PositiveInt | None = None
     """a cap on top of the level's own"""
     max_turns_after_error: PositiveInt | None = None
-    """cut a training episode this many turns after its first error: what a lost student writes next teaches little"""
+    """cut a training episode this many turns after the student's own first error: what a lost one writes teaches little"""
     max_turn_tokens: PositiveInt = 64
     episode_timeout_s: PositiveFloat = 300.0
     max_attempts: PositiveInt = 3
@@ -227,6 +227,8 @@ class CurriculumBase(Section):
     max_level: PositiveInt | None = None
     rehearsal: Fraction = 0.2
     """share of the episodes played on earlier levels"""
+    injected_errors: Fraction = 0.0
+    """share of the episodes in which a stated error is forced upon the student early, for it to find the way back"""
 
 
 class FixedCurriculum(CurriculumBase):

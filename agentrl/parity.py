@@ -33,15 +33,21 @@ class ParityProbe:
 
     def check(self, learner: LearnerGang, pool: RolloutPool, snapshot: WeightSnapshot) -> float:
         """The largest gap over prompts, positions and engines.  Raises ParityError above the tolerance."""
-        wanted = learner.probe_logprobs(self.prompts)
-        worst = 0.0
-        for worker, answers in pool.score(self.prompts).items():
-            gap = max(float(np.abs(a - w).max()) for a, w in zip(answers, wanted, strict=True))
-            worst = max(worst, gap)
+        gaps = self._gaps(learner, pool)
+        for worker, gap in gaps.items():
             if not gap <= self.tolerance:
+                again = self._gaps(learner, pool).get(worker)
                 raise ParityError(
                     f"rollout worker {worker} and the learner disagree by {gap:.2g} nats at policy version "
-                    f"{snapshot.version} (tolerance {self.tolerance:g}); first differing tensor: "
+                    f"{snapshot.version} (tolerance {self.tolerance:g}; asked again: "
+                    f"{'no answer' if again is None else format(again, '.2g')}); first differing tensor: "
                     f"{pool.first_difference(worker, snapshot) or 'none as received, so the loaded copy is stale'}"
                 )
-        return worst
+        return max(gaps.values())
+
+    def _gaps(self, learner: LearnerGang, pool: RolloutPool) -> dict[int, float]:
+        wanted = learner.probe_logprobs(self.prompts)
+        return {
+            worker: max(float(np.abs(a - w).max()) for a, w in zip(answers, wanted, strict=True))
+            for worker, answers in pool.score(self.prompts).items()
+        }

@@ -177,11 +177,11 @@ def restore_checkpoint(loop: Loop) -> None:
 
     Raises ResumeError when the teacher is not the one that the run began with.
     """
-    path = loop.folder.checkpoints.latest()
+    path, catalogue = loop.folder.checkpoints.latest(), loop.catalogue
     if path is None:
         loop.step = 0
         loop.signatures = set()
-        loop.curriculum.load_state_dict(Curriculum(loop.job, loop.catalogue.ladders).state_dict())
+        loop.curriculum.load_state_dict(Curriculum(loop.job, catalogue.ladders, catalogue.errors).state_dict())
         loop.folder.resume_at(0)
         return
     state = json.loads((path / "state.json").read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NewType
 
@@ -38,6 +39,7 @@ __all__ = [
     "TurnGuidance",
     "WeightSnapshot",
     "derive_seed",
+    "draw_injection",
 ]
 
 PolicyVersion = NewType("PolicyVersion", int)
@@ -62,6 +64,15 @@ class Injection:
 
     error: str
     turn: int
+
+
+INJECTION_TURNS = (1, 2, 3)
+"""turns (from 0) that an error may be forced at: after the student's own first one, early enough to need a way back"""
+
+
+def draw_injection(errors: Sequence[str], rng: np.random.Generator) -> Injection:
+    """One of an environment's `errors` at one of the early turns."""
+    return Injection(errors[rng.integers(len(errors))], int(rng.choice(INJECTION_TURNS)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
     python -m benchmarks.learning                 all methods, five seeds; resumes where it was stopped
     python -m benchmarks.learning --seeds 0 1 --methods opd sft
 
-    opd          the job as it is: the student's own turns, the teacher's guidance, rising levels
+    opd            the job as it is: the student's own turns, the teacher's guidance, rising levels
     no-curriculum  the same, on the start level alone
-    sft          as many turns of the teacher's own transcripts as `opd` of the same seed took, sampled at the job's
-                 temperature on the levels that it may reach; cross-entropy, the same optimizer, schedule and steps
-    start        nothing is trained
+    sft            as many turns of the teacher's own transcripts as `opd` of the same seed took, sampled at the job's
+                   temperature on the levels that it may reach; cross-entropy, the same optimizer, schedule and steps
+    sft-errors     the same, on transcripts in which the teacher had to find its way back from as many injected errors
+                   as the job forces upon the student
+    start          nothing is trained
 
 Every method is evaluated on the same held-out tasks, on the start level and the next harder one, clean and after an
 injected, stated error.  A row's interval is Student's t over the seeds.  Each run's measures are kept in
@@ -42,7 +44,7 @@ from agentrl.train import evaluation, sync_weights, train
 from agentrl.types import Trajectory, TurnGuidance
 
 RESULTS = Path(__file__).parent / "results"
-METHODS = ("opd", "no-curriculum", "sft")
+METHODS = ("opd", "no-curriculum", "sft", "sft-errors")
 MEASURES = ("success", "error_recovery", "mean_turns", "tool_accuracy")
 
 
@@ -79,21 +81,26 @@ def run(method: str, job: Job, turns: int | None) -> dict[str, Any]:
     `turns` is how many sft takes; None: those of as many episodes as the job plays.
     """
     if method == "no-curriculum":
-        curriculum = {"type": "fixed", "start_level": job.curriculum.start_level}
-        job = Job.model_validate({**job.model_dump(), "curriculum": curriculum})
+        job = _on_one_level(job, job.curriculum.start_level)
     folder = RunFolder.create(job)
     with Progress(job) as progress:
-        if method == "sft":
-            imitate(job, folder, progress, turns)
+        if method.startswith("sft"):
+            imitate(job, folder, progress, turns, errors=method == "sft-errors")
         else:
             train(job, folder, progress)
     taken = sum((record["rollout"]["turns"] or 0) * record["rollout"]["episodes"] for record in folder.steps())
     return {"before": folder.evaluations().get("before"), "after": folder.evaluations()[AFTER], "turns": round(taken)}
 
 
-def imitate(job: Job, folder: RunFolder, progress: Progress, turns: int | None) -> EvaluationReport:
+def _on_one_level(job: Job, level: int, **changes: Any) -> Job:
+    kept = job.curriculum.model_dump(include={"rehearsal", "injected_errors"})
+    curriculum = {**kept, "type": "fixed", "start_level": level, **changes}
+    return Job.model_validate({**job.model_dump(), "curriculum": curriculum})
+
+
+def imitate(job: Job, folder: RunFolder, progress: Progress, turns: int | None, errors: bool) -> EvaluationReport:
     """SFT on the teacher's transcripts, by the same learner: cross-entropy is the forward KL to a one-hot teacher."""
-    transcripts = _teacher_transcripts(job, progress, turns)
+    transcripts = _teacher_transcripts(job, progress, turns, errors)
     steps = np.array_split(np.arange(len(transcripts)), job.steps)
     with ExitStack() as stack:
         loop: Loop = assemble(resolve_models(job), folder, progress, stack)
@@ -118,11 +125,13 @@ def imitate(job: Job, folder: RunFolder, progress: Progress, turns: int | None) 
         return evaluation(loop, AFTER)
 
 
-def _teacher_transcripts(job: Job, progress: Progress, turns: int | None) -> list[Trajectory]:
+def _teacher_transcripts(job: Job, progress: Progress, turns: int | None, errors: bool) -> list[Trajectory]:
     """Episodes that the teacher plays, as many from each level that the on-policy run may reach; one-hot guidance.
 
-    Played in rounds until there are `turns` turns, or else as many episodes as the job plays.
+    Played in rounds until there are `turns` turns, or else as many episodes as the job plays.  With `errors`, the
+    job's share of them has an injected error, which is not imitated.
     """
+    changes = {"rehearsal": 0.0} if errors else {"rehearsal": 0.0, "injected_errors": 0.0}
     levels = range(job.curriculum.start_level, (job.curriculum.max_level or job.curriculum.start_level) + 1)
     student = {**job.student.model_dump(), "path": job.teacher.scorer.path}
     played: list[Trajectory] = []
@@ -132,9 +141,9 @@ def _teacher_transcripts(job: Job, progress: Progress, turns: int | None) -> lis
             enough = len(played) >= job.steps * job.rollout.episodes_per_step
             if enough if turns is None else sum(len(t.turns) for t in played) >= turns:
                 break
-            curriculum = {"type": "fixed", "start_level": levels[round_ % len(levels)], "rehearsal": 0.0}
-            fixed = Job.model_validate({**job.model_dump(), "curriculum": curriculum})
-            specs = Curriculum(fixed, catalogue.ladders).plan(round_, 4 * job.rollout.episodes_per_step)
+            fixed = _on_one_level(job, levels[round_ % len(levels)], **changes)
+            curriculum = Curriculum(fixed, catalogue.ladders, catalogue.errors)
+            specs = curriculum.plan(round_, 4 * job.rollout.episodes_per_step)
             played += [t for t in pool.collect(specs) if t.failure is None]
             progress.episodes(len(played), job.steps * job.rollout.episodes_per_step)
     np.random.default_rng(job.seed).shuffle(played)  # type: ignore[arg-type]

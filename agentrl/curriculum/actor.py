@@ -28,8 +28,10 @@ RESTARTS = 3
 class CurriculumActor:
     """One curriculum in a process of its own; every answer comes with the state after it."""
 
-    def __init__(self, job: Job, ladders: Mapping[str, int], state: dict[str, Any] | None) -> None:
-        self._curriculum = Curriculum(job, ladders)
+    def __init__(
+        self, job: Job, ladders: Mapping[str, int], errors: Mapping[str, Sequence[str]], state: dict[str, Any] | None
+    ) -> None:
+        self._curriculum = Curriculum(job, ladders, errors)
         if state is not None:
             self._curriculum.load_state_dict(state)
 
@@ -42,11 +44,17 @@ class CurriculumHandle:
     """`Curriculum`, method by method, answered by the actor.  A wait past `timeout_s` raises TimeoutError naming it."""
 
     def __init__(
-        self, job: Job, ladders: Mapping[str, int], *, options: Mapping[str, Any] | None = None, timeout_s: float = 60.0
+        self,
+        job: Job,
+        ladders: Mapping[str, int],
+        errors: Mapping[str, Sequence[str]],
+        *,
+        options: Mapping[str, Any] | None = None,
+        timeout_s: float = 60.0,
     ) -> None:
-        self._job, self._ladders, self._options = job, dict(ladders), dict(options or {})
-        self._timeout_s = timeout_s
-        self._state = Curriculum(job, ladders).state_dict()  # a wrong job raises here, not in an actor
+        self._job, self._ladders, self._errors = job, dict(ladders), dict(errors)
+        self._options, self._timeout_s = dict(options or {}), timeout_s
+        self._state = Curriculum(job, ladders, errors).state_dict()  # a wrong job raises here, not in an actor
         self._actor = self._start()
 
     def plan(self, step: int, n_episodes: int) -> list[EpisodeSpec]:
@@ -76,7 +84,7 @@ class CurriculumHandle:
         ray.kill(self._actor)
 
     def _start(self) -> Any:
-        return CurriculumActor.options(**self._options).remote(self._job, self._ladders, self._state)
+        return CurriculumActor.options(**self._options).remote(self._job, self._ladders, self._errors, self._state)
 
     def _ask(self, method: str, *args: Any) -> Any:
         for attempt in range(RESTARTS + 1):

@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.config import Job, JobError, WeightTriple
 from agentrl.curriculum.rules import rule_of
 from agentrl.curriculum.schedules import loss_weights_at
-from agentrl.types import EpisodeSpec, Outcome, Promotion, derive_seed
+from agentrl.types import EpisodeSpec, Outcome, Promotion, derive_seed, draw_injection
 
 TASKS = 2**31
 """Task numbers are drawn below this; an environment makes a task out of any number."""
@@ -25,16 +25,17 @@ TASKS = 2**31
 class Curriculum:
     """One level for all environments; an environment with a shorter ladder stays on its top rung.
 
-    `ladders` says how many levels each environment has, by id.  Raises JobError when the job asks for a level that no
-    environment has, or for an environment that `ladders` does not know.
+    `ladders` says how many levels each environment has, by id, and `errors` which errors its `inject` knows.  Raises
+    JobError when the job asks for a level that no environment has, or for an environment that `ladders` does not know.
     """
 
-    def __init__(self, job: Job, ladders: Mapping[str, int]) -> None:
+    def __init__(self, job: Job, ladders: Mapping[str, int], errors: Mapping[str, Sequence[str]]) -> None:
         missing = sorted({environment.id for environment in job.environments} - set(ladders))
         if missing:
             raise JobError(f"environments: no ladder is known for {', '.join(missing)}")
         self._job = job
         self._ladders = {environment.id: ladders[environment.id] for environment in job.environments}
+        self._errors = {environment.id: tuple(errors.get(environment.id, ())) for environment in job.environments}
         highest = max(self._ladders.values())
         for key in ("start_level", "max_level"):
             asked = getattr(job.curriculum, key)
@@ -48,8 +49,9 @@ class Curriculum:
     def plan(self, step: int, n_episodes: int) -> list[EpisodeSpec]:
         """The episodes of a step, all on different tasks of the training split.
 
-        Environments get their share by weight, and earlier levels of this run theirs by `rehearsal`, both to within one
-        episode in every step and exactly in the long run; which episode gets what is shuffled.
+        Environments get their share by weight, earlier levels of this run theirs by `rehearsal` and forced errors
+        theirs by `injected_errors`, each to within one episode in every step and exactly in the long run; which episode
+        gets what is shuffled.  An environment that knows no errors is played clean.
         """
         job = self._job
         rng = np.random.default_rng(derive_seed(job.seed, step, "plan"))
@@ -58,6 +60,8 @@ class Curriculum:
         share = job.curriculum.rehearsal
         rehearsed = rng.permutation(_systematic(np.array([1 - share, share]), n_episodes, rng.random()))
         tasks = rng.choice(TASKS, size=n_episodes, replace=False)
+        share = job.curriculum.injected_errors
+        injected = rng.permutation(_systematic(np.array([1 - share, share]), n_episodes, rng.random()))
         specs = []
         for i in range(n_episodes):
             environment = job.environments[environments[i]]
@@ -65,6 +69,7 @@ class Curriculum:
             earlier = range(min(job.curriculum.start_level, current), current)
             level = int(rng.choice(earlier)) if rehearsed[i] and earlier else current
             task = int(tasks[i])
+            errors = self._errors[environment.id] if injected[i] else ()
             specs.append(
                 EpisodeSpec(
                     episode_id=f"{step:05d}-{i:03d}",
@@ -77,6 +82,7 @@ class Curriculum:
                     temperature=job.rollout.temperature,
                     max_turns=job.rollout.max_turns,
                     max_turns_after_error=job.rollout.max_turns_after_error,
+                    inject=draw_injection(errors, rng) if errors else None,
                 )
             )
         return specs

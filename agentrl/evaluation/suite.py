@@ -16,10 +16,7 @@ import numpy as np
 
 from agentrl.config import Job, JobError
 from agentrl.evaluation.metrics import Metrics, measure
-from agentrl.types import EpisodeSpec, Injection, Trajectory, derive_seed
-
-INJECTION_TURNS = (1, 2, 3)
-"""turns (from 0) that an error may be forced at: after the student's own first one"""
+from agentrl.types import EpisodeSpec, Trajectory, derive_seed, draw_injection
 
 TASKS = 2**31
 """task numbers are drawn below this; an environment makes a task out of any number"""
@@ -114,8 +111,7 @@ def build_suite(
                 )
                 specs.append(clean)
                 if kinds:
-                    rng = np.random.default_rng(seed)
-                    injection = Injection(kinds[rng.integers(len(kinds))], int(rng.choice(INJECTION_TURNS)))
+                    injection = draw_injection(kinds, np.random.default_rng(seed))
                     injected_id = clean.episode_id.replace("clean", "injected")
                     specs.append(replace(clean, episode_id=injected_id, inject=injection))
     return specs

@@ -21,7 +21,7 @@ from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.engine import Engine, Generated, Sampling
 from agentrl.rollout.env_actor import EnvOpening, EnvStep, Operation
 from agentrl.rollout.env_client import EnvBroken
-from agentrl.types import AssistantMessage, EpisodeSpec, Message, Sample, Trajectory, Turn, derive_seed
+from agentrl.types import AssistantMessage, EpisodeSpec, Label, Message, Sample, Trajectory, Turn, derive_seed
 
 T = TypeVar("T")
 
@@ -169,7 +169,9 @@ class _Player:
         spec, turns = self.spec, self.record.turns
         if spec.max_turns is not None and len(turns) >= spec.max_turns:
             return True
-        wrong = next((turn.index for turn in turns if turn.first_error), None)
+        # An error that was forced upon the student is no error of its own, but takes the environment's `first_error`.
+        own = (turn for turn in turns if turn.author == "student")
+        wrong = next((turn.index for turn in own if turn.first_error or turn.label is not Label.OK), None)
         if spec.max_turns_after_error is None or wrong is None:
             return False
         return len(turns) - 1 - wrong >= spec.max_turns_after_error

@@ -25,7 +25,7 @@ WON = [Outcome("A-v0", 1, True, 4, 4)] * 4
 
 
 def test_the_actor_answers_as_the_plain_curriculum_does(ray_cluster):
-    plain, handle = Curriculum(JOB, {"A-v0": 3}), CurriculumHandle(JOB, {"A-v0": 3})
+    plain, handle = Curriculum(JOB, {"A-v0": 3}, {}), CurriculumHandle(JOB, {"A-v0": 3}, {})
     for curriculum in (plain, handle):
         curriculum.record(WON)
     assert handle.promote(0) == plain.promote(0)
@@ -36,7 +36,7 @@ def test_the_actor_answers_as_the_plain_curriculum_does(ray_cluster):
 
 
 def test_a_killed_actor_comes_back_where_it_was(ray_cluster):
-    handle = CurriculumHandle(JOB, {"A-v0": 3})
+    handle = CurriculumHandle(JOB, {"A-v0": 3}, {})
     handle.record(WON)
     handle.promote(0)
     before = handle.plan(1, 4)
@@ -48,4 +48,4 @@ def test_a_killed_actor_comes_back_where_it_was(ray_cluster):
 
 def test_a_wrong_job_is_refused_where_it_is_started(ray_cluster):
     with pytest.raises(JobError, match="no ladder is known for A-v0"):
-        CurriculumHandle(JOB, {})
+        CurriculumHandle(JOB, {}, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,15 @@ def test_a_plan_may_cut_an_episode_some_turns_after_its_first_error(chat, host):
     record = play(spec(max_turns_after_error=2), mumble(chat), chat, host)
     assert record.turns[0].first_error
     assert (len(record.turns), record.terminated, record.truncated) == (3, False, True)
+
+
+def test_an_error_that_was_forced_upon_the_student_starts_no_count(chat, host):
+    forced = Injection(host._make(FOOD).errors[0], 1)
+    record = play(spec(max_turns_after_error=2, inject=forced), expert(chat, host), chat, host)
+    assert record.turns[1].author == "injected"
+    assert len(record.turns) > 4
+    record = play(spec(max_turns_after_error=2, inject=replace(forced, turn=0)), mumble(chat), chat, host)
+    assert [turn.author for turn in record.turns] == ["injected", "student", "student", "student"]
 
 
 def test_an_episode_without_an_error_is_never_cut_by_that(chat, host):
