@@ -4,7 +4,7 @@
     python -m benchmarks.learning --seeds 0 1 --methods opd sft
 
     opd            the job as it is: the student's own turns, the teacher's guidance, rising levels
-    no-curriculum  the same, on the start level alone
+    no-curriculum  the same, on the hardest of its levels from the first step on
     sft            as many turns of the teacher's own transcripts as `opd` of the same seed took, sampled at the job's
                    temperature on the levels that it may reach; cross-entropy, the same optimizer, schedule and steps
     sft-errors     the same, on transcripts in which the teacher had to find its way back from as many injected errors
@@ -81,7 +81,7 @@ def run(method: str, job: Job, turns: int | None) -> dict[str, Any]:
     `turns` is how many sft takes; None: those of as many episodes as the job plays.
     """
     if method == "no-curriculum":
-        job = _on_one_level(job, job.curriculum.start_level)
+        job = _on_one_level(job, job.curriculum.max_level or job.curriculum.start_level)
     folder = RunFolder.create(job)
     with Progress(job) as progress:
         if method.startswith("sft"):
