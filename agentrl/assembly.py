@@ -58,13 +58,14 @@ def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) 
     catalogue = read_catalogue(job)
     tokenizer = AutoTokenizer.from_pretrained(job.student.path)
     progress.phase("starting Ray")
-    stack.enter_context(cluster.connect(job))
+    own_ray = stack.enter_context(cluster.connect(job))
     placement = stack.enter_context(cluster.reserve(job))
     progress.phase("starting the teacher")
     url = job.teacher.url
     if url is None:
         url = start_service(job.teacher)
-        stack.callback(stop_service)
+        if not own_ray:
+            stack.callback(stop_service)
     teacher = stack.enter_context(TeacherClient(url, os.environ.get(job.teacher.api_key_env), job.teacher.timeout_s))
     loss = job.learner.loss
     gamma = loss.ppo.gamma if loss.value.teacher_weight > 0 else None

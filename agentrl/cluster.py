@@ -85,8 +85,8 @@ def describe(job: Job) -> str:
 
 
 @contextmanager
-def connect(job: Job) -> Iterator[str]:
-    """Connect to the job's Ray and yield its address.
+def connect(job: Job) -> Iterator[bool]:
+    """Connect to the job's Ray and yield whether it is the job's own and ends with it.
 
     A Ray that this process is already connected to is used and left up.  Otherwise the job joins `cluster.address`, or
     the cluster that it was submitted to (RAY_ADDRESS), or starts a local one on loopback with token authentication and
@@ -97,17 +97,18 @@ def connect(job: Job) -> Iterator[str]:
     import ray
 
     if ray.is_initialized():
-        yield ray.get_runtime_context().gcs_address
+        yield False
         return
     address = job.cluster.address or os.environ.get("RAY_ADDRESS")
     if address:
         try:
-            yield _join(address)
+            _join(address)
+            yield False
         finally:
             ray.shutdown()
         return
     with local_ray(num_cpus=max(os.cpu_count() or 1, math.ceil(totals(job)["CPU"]))):
-        yield ray.get_runtime_context().gcs_address
+        yield True
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def _indices(placed: Bundles) -> dict[PlacedRole, list[int]]:
     return {**indices, "teacher": []}
 
 
-def _join(address: str) -> str:
+def _join(address: str) -> None:
     import ray
     from ray.exceptions import AuthenticationError
 
@@ -174,7 +175,6 @@ def _join(address: str) -> str:
             "Check that it runs (`ray status`), and that RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (or "
             "RAY_AUTH_TOKEN) name its token; leave cluster.address empty and RAY_ADDRESS unset for a local one."
         ) from error
-    return ray.get_runtime_context().gcs_address
 
 
 def missing(placed: Bundles, free: list[Bundle]) -> dict[PlacedRole, int]:

@@ -80,7 +80,7 @@ class Rollout(Section):
     max_turns: PositiveInt | None = None
     """a cap on top of the level's own"""
     max_turns_after_error: PositiveInt | None = None
-    """cut a training episode this many turns after the student's own first error: what a lost one writes teaches little"""
+    """cut a training episode this many turns after the student's first own error: what it writes then teaches little"""
     max_turn_tokens: PositiveInt = 64
     episode_timeout_s: PositiveFloat = 300.0
     max_attempts: PositiveInt = 3

@@ -15,9 +15,10 @@ from agentrl.teacher.server import start_service, stop_service
 def serving(job: Job) -> Iterator[str]:
     """The URL of the job's teacher, which runs on the job's Ray while the block does."""
     job = resolve_models(job)
-    with cluster.connect(job):
+    with cluster.connect(job) as own_ray:
         url = start_service(job.teacher)
         try:
             yield url
         finally:
-            stop_service()
+            if not own_ray:
+                stop_service()

@@ -65,7 +65,8 @@ def main() -> None:
             job = load_job(arguments.job, [f"seed={seed}", f"name=learning-{method}-{seed}", *arguments.overrides])
             started = time.monotonic()
             opd = RESULTS / "learning" / f"opd-seed{seed}.json"
-            measures = run(method, job, json.loads(opd.read_text())["turns"] if opd.exists() else None)
+            turns = json.loads(opd.read_text())["turns"] if opd.exists() else None
+            measures = run(method, job, turns, start_of(arguments.seeds))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({**measures, "wall_s": time.monotonic() - started}, indent=1) + "\n")
     table = summarise(arguments.methods, arguments.seeds)
@@ -75,14 +76,23 @@ def main() -> None:
     console.print(to_rich(table))
 
 
-def run(method: str, job: Job, turns: int | None) -> dict[str, Any]:
+def start_of(seeds: list[int]) -> dict[str, Any] | None:
+    """What an earlier run found before it trained: the student, the tasks and the draws are those of every other run."""
+    paths = [RESULTS / "learning" / f"opd-seed{seed}.json" for seed in seeds]
+    return next((json.loads(path.read_text())["before"] for path in paths if path.exists()), None)
+
+
+def run(method: str, job: Job, turns: int | None, before: dict[str, Any] | None) -> dict[str, Any]:
     """The reports of before and after one run, and the student's (for sft: the teacher's) turns that it trained on.
 
-    `turns` is how many sft takes; None: those of as many episodes as the job plays.
+    `turns` is how many sft takes; None: those of as many episodes as the job plays.  `before`, where it is known, is
+    not played again.
     """
     if method == "no-curriculum":
         job = _on_one_level(job, job.curriculum.max_level or job.curriculum.start_level)
     folder = RunFolder.create(job)
+    if before is not None:
+        folder.record_evaluation(0, EvaluationReport.from_dict(before))
     with Progress(job) as progress:
         if method.startswith("sft"):
             imitate(job, folder, progress, turns, errors=method == "sft-errors")

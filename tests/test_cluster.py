@@ -180,7 +180,7 @@ class Worker:
         # what vLLM does: an engine process beside the actor, which a killed actor cannot stop
         return os.getpid(), subprocess.Popen(["sleep", "600"]).pid
 
-with connect(job) as address, reserve(job) as placement:
+with connect(job) as own, reserve(job) as placement:
     place = PlacementGroupSchedulingStrategy(placement.group, placement_group_bundle_index=1)
     worker = Worker.options(scheduling_strategy=place).remote()
     pids = ray.get(worker.start.remote(), timeout=60)
@@ -188,7 +188,8 @@ with connect(job) as address, reserve(job) as placement:
         c.laddr.ip.removeprefix("::ffff:")
         for p in psutil.Process().children(recursive=True) for c in p.net_connections("tcp") if c.status == "LISTEN"
     }
-    print(address, ray.cluster_resources()["CPU"], *sorted(listening), os.environ["RAY_AUTH_MODE"])
+    address, cpus = ray.get_runtime_context().gcs_address, ray.cluster_resources()["CPU"]
+    print(own, address, cpus, *sorted(listening), os.environ["RAY_AUTH_MODE"])
     tree = psutil.Process().children(recursive=True)
     if sys.argv[1] == "kill":
         ray.kill(worker)
@@ -217,7 +218,8 @@ def run_local(how: str, home: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_local_cluster_is_on_loopback_with_a_token_and_fits_the_job_and_leaves_no_process(tmp_path: Path) -> None:
     address_line, left = run_local("end", tmp_path)
-    address, cpus, *listening, mode = address_line.split()
+    own, address, cpus, *listening, mode = address_line.split()
+    assert own == "True"
     assert address.startswith("127.0.0.1:")
     assert float(cpus) == max(os.cpu_count() or 1, 11)  # 7 rollout, 1 each of learner, environment, teacher, 0.1
     assert listening == ["127.0.0.1"]

@@ -43,7 +43,7 @@ def rollout_job(job: Job, progress: Progress, *, episodes: int, out: Path | None
     """Play `episodes` training tasks as the first step of the job's run would; write them to `out` if it is named."""
     with playing(job, progress) as (pool, catalogue):
         progress.phase("collect")
-        specs = Curriculum(job, catalogue.ladders).plan(0, episodes)
+        specs = Curriculum(job, catalogue.ladders, catalogue.errors).plan(0, episodes)
         trajectories = pool.collect(specs, on_progress=progress.episodes)
     if out is not None:
         write_records(out, trajectories)

@@ -49,6 +49,7 @@ def start_service(config: TeacherService, timeout_s: float = 300.0) -> str:
         cpus_per_replica=config.cpus_per_replica,
         gpus_per_replica=config.gpus_per_replica,
     )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells the driver of every step it takes
     _start_serve(config, port)
     serve.run_many(
         [serve.RunTarget(target=build(args.model_dump(mode="json")), name=APP_NAME, route_prefix="/")],

@@ -67,7 +67,9 @@ def test_errors_are_forced_upon_their_share_of_the_episodes_of_environments_that
     config = {"type": "fixed", "injected_errors": 0.25}
     environments = [{"id": "A-v0"}, {"id": "B-v0"}]
     curriculum = Curriculum(
-        job(curriculum=config, environments=environments), {"A-v0": 3, "B-v0": 3}, {"A-v0": ("oops", "ouch"), "B-v0": ()}
+        job(curriculum=config, environments=environments),
+        {"A-v0": 3, "B-v0": 3},
+        {"A-v0": ("oops", "ouch"), "B-v0": ()},
     )
     specs = [spec for step in range(9) for spec in curriculum.plan(step, 64)]
     assert all(spec.inject is None for spec in specs if spec.env == "B-v0")
