@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def start_of(seeds: list[int]) -> dict[str, Any] | None:
-    """What an earlier run found before it trained: the student, the tasks and the draws are those of every other run."""
+    """What an earlier run found before it trained: student, tasks and draws are those of every other run."""
     paths = [RESULTS / "learning" / f"opd-seed{seed}.json" for seed in seeds]
     return next((json.loads(path.read_text())["before"] for path in paths if path.exists()), None)
 
