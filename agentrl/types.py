@@ -72,7 +72,7 @@ INJECTION_TURNS = (1, 2, 3)
 
 def draw_injection(errors: Sequence[str], rng: np.random.Generator) -> Injection:
     """One of an environment's `errors` at one of the early turns."""
-    return Injection(errors[rng.integers(len(errors))], int(rng.choice(INJECTION_TURNS)))
+    return Injection(errors[int(rng.integers(len(errors)))], int(rng.choice(INJECTION_TURNS)))
 
 
 @dataclass(frozen=True, slots=True)
