@@ -22,7 +22,7 @@ from agentrl.rollout.catalogue import Catalogue, read_catalogue
 from agentrl.rollout.chat import make_renderer
 from agentrl.rollout.pool import RolloutPool
 from agentrl.teacher.client import TeacherClient, identity_of
-from agentrl.teacher.server import start_service, stop_service
+from agentrl.teacher.server import service
 
 
 @dataclass(slots=True)
@@ -63,9 +63,7 @@ def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) 
     progress.phase("starting the teacher")
     url = job.teacher.url
     if url is None:
-        url = start_service(job.teacher)
-        if not own_ray:
-            stack.callback(stop_service)
+        url = stack.enter_context(service(job.teacher, ends_with_ray=own_ray))
     teacher = stack.enter_context(TeacherClient(url, os.environ.get(job.teacher.api_key_env), job.teacher.timeout_s))
     loss = job.learner.loss
     gamma = loss.ppo.gamma if loss.value.teacher_weight > 0 else None

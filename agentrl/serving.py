@@ -8,17 +8,12 @@ from contextlib import contextmanager
 from agentrl import cluster
 from agentrl.config import Job
 from agentrl.models import resolve_models
-from agentrl.teacher.server import start_service, stop_service
+from agentrl.teacher.server import service
 
 
 @contextmanager
 def serving(job: Job) -> Iterator[str]:
     """The URL of the job's teacher, which runs on the job's Ray while the block does."""
     job = resolve_models(job)
-    with cluster.connect(job) as own_ray:
-        url = start_service(job.teacher)
-        try:
-            yield url
-        finally:
-            if not own_ray:
-                stop_service()
+    with cluster.connect(job) as own_ray, service(job.teacher, ends_with_ray=own_ray) as url:
+        yield url

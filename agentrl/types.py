@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from envs.contract import AssistantMessage, Label, Message, ToolCall
 
 __all__ = [
+    "TASKS",
     "AssistantMessage",
     "Author",
     "EpisodeSpec",
@@ -65,6 +66,9 @@ class Injection:
     error: str
     turn: int
 
+
+TASKS = 2**31
+"""task numbers are drawn below this; an environment makes a task out of any number"""
 
 INJECTION_TURNS = (1, 2, 3)
 """turns (from 0) that an error may be forced at: after the student's own first one, early enough to need a way back"""

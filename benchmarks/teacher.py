@@ -31,7 +31,7 @@ from agentrl.models import resolve_model
 from agentrl.teacher.client import ScoreItem, TeacherClient
 from agentrl.teacher.hf_scorer import HfScorer
 from agentrl.teacher.schemas import ScoreRequest
-from agentrl.teacher.server import start_service, stop_service
+from agentrl.teacher.server import service
 
 BATCH_TOKENS = 8192
 
@@ -130,14 +130,13 @@ def main() -> None:
     config = TeacherService(
         scorer=HfTeacher(path=str(folder), dtype=args.dtype, batch_tokens=BATCH_TOKENS), port=0, timeout_s=600.0
     )
-    with local_ray(num_cpus=threads):
-        url = start_service(config)
-        try:
-            with TeacherClient(url, timeout_s=600.0) as client:
-                seconds["http"] = http_seconds(client, items, args.repeats)
-                sizes = bytes_a_turn(client, items[0])
-        finally:
-            stop_service()
+    with (
+        local_ray(num_cpus=threads),
+        service(config, ends_with_ray=True) as url,
+        TeacherClient(url, timeout_s=600.0) as client,
+    ):
+        seconds["http"] = http_seconds(client, items, args.repeats)
+        sizes = bytes_a_turn(client, items[0])
 
     tokens = sum(len(item.token_ids_T) for item in items)
     result = {

@@ -16,10 +16,7 @@ import numpy as np
 from agentrl.config import Job, JobError, WeightTriple
 from agentrl.curriculum.rules import rule_of
 from agentrl.curriculum.schedules import loss_weights_at
-from agentrl.types import EpisodeSpec, Outcome, Promotion, derive_seed, draw_injection
-
-TASKS = 2**31
-"""Task numbers are drawn below this; an environment makes a task out of any number."""
+from agentrl.types import TASKS, EpisodeSpec, Outcome, Promotion, derive_seed, draw_injection
 
 
 class Curriculum:
@@ -57,11 +54,9 @@ class Curriculum:
         rng = np.random.default_rng(derive_seed(job.seed, step, "plan"))
         weights = np.array([environment.weight for environment in job.environments])
         environments = rng.permutation(_systematic(weights / weights.sum(), n_episodes, rng.random()))
-        share = job.curriculum.rehearsal
-        rehearsed = rng.permutation(_systematic(np.array([1 - share, share]), n_episodes, rng.random()))
+        rehearsed = _chosen(job.curriculum.rehearsal, n_episodes, rng)
         tasks = rng.choice(TASKS, size=n_episodes, replace=False)
-        share = job.curriculum.injected_errors
-        injected = rng.permutation(_systematic(np.array([1 - share, share]), n_episodes, rng.random()))
+        injected = _chosen(job.curriculum.injected_errors, n_episodes, rng)
         specs = []
         for i in range(n_episodes):
             environment = job.environments[environments[i]]
@@ -136,6 +131,11 @@ class Curriculum:
 
     def _level_of(self, env: str) -> int:
         return min(self.level, self._ladders[env])
+
+
+def _chosen(share: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    """1 for a random `share` of n episodes, 0 for the others."""
+    return rng.permutation(_systematic(np.array([1 - share, share]), n, rng.random()))
 
 
 def _systematic(shares: np.ndarray, n: int, offset: float) -> np.ndarray:

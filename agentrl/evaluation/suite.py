@@ -16,10 +16,8 @@ import numpy as np
 
 from agentrl.config import Job, JobError
 from agentrl.evaluation.metrics import Metrics, measure
-from agentrl.types import EpisodeSpec, Trajectory, derive_seed, draw_injection
+from agentrl.types import TASKS, EpisodeSpec, Trajectory, derive_seed, draw_injection
 
-TASKS = 2**31
-"""task numbers are drawn below this; an environment makes a task out of any number"""
 CANDIDATES = 10
 """task numbers looked at for each task of the suite, where repeats are left out"""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 from ray import serve
@@ -28,6 +30,20 @@ _PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 
 class TeacherStartError(Failure):
     """The service did not come up: what was waited for, for how long, and what Serve says."""
+
+
+@contextmanager
+def service(config: TeacherService, *, ends_with_ray: bool) -> Iterator[str]:
+    """The URL of the teacher, which runs while the block does; see `start_service`.
+
+    ends_with_ray: this Ray is about to be stopped, and Serve with it, so the service is not taken down by itself.
+    """
+    url = start_service(config)
+    try:
+        yield url
+    finally:
+        if not ends_with_ray:
+            stop_service()
 
 
 def start_service(config: TeacherService, timeout_s: float = 300.0) -> str:
