@@ -35,8 +35,8 @@ async def start_vllm(settings: EngineSettings) -> AsyncVllm:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, settings.cores))
         os.environ["OMP_WAIT_POLICY"] = "passive"
         if settings.engine.tensor_parallel == 1:
-            # Otherwise vLLM puts the model into a process below its core's, and every step pays for the way there (a
-            # third of a small model's speed).  The threads that it would bind in that process are bound here.
+            # Otherwise vLLM puts the model into a process below its core's, and every step pays for the way there.  The
+            # threads that it would bind in that process are bound here.
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             os.environ["OMP_NUM_THREADS"] = str(len(settings.cores))
             os.environ["OMP_PROC_BIND"] = "true"
