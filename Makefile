@@ -44,7 +44,7 @@ format: $(VENV)/.dev ## Sort imports, mend what ruff can, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo-models: $(VENV)/.runtime ## Train the demo's teacher and student from nothing into OUT= (half an hour)
+demo-models: $(VENV)/.runtime ## Train the demo's teachers and students from nothing into OUT= (an hour)
 	$(BIN)/agentrl demo-models $(OUT) $(ARGS)
 
 bench: $(VENV)/.runtime ## Measure environments, rollout and teacher on this machine (minutes)

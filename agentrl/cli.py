@@ -182,24 +182,29 @@ def teacher_serve(job_file: JobFile, overrides: Overrides = None) -> None:
     epilog="""
 Examples:
 
-* `agentrl demo-models models`
+* `agentrl demo-models built`  all of them, an hour on two cores
+* `agentrl demo-models built --only search_calc_qa`
 * `agentrl demo-models models --check`  compares with the committed checksums
 """,
 )
 def demo_models(
     out: Annotated[Path, typer.Argument(help="folder to write to", metavar="FOLDER")],
+    only: Annotated[list[str] | None, typer.Option(help="a pair by its name; can be repeated")] = None,
     check: Annotated[bool, typer.Option("--check", help="only verify the folder's checksums")] = False,
-    small: Annotated[bool, typer.Option("--small", help="a model of a minute, to see that the recipe learns")] = False,
+    small: Annotated[bool, typer.Option("--small", help="models of a minute, to see that the recipes learn")] = False,
 ) -> None:
-    """Build the tokenizer, the teacher and the student that the quickstart starts from."""
-    from agentrl.demo.build import ChecksumError, build, verify
+    """Build the models that the demo's jobs start from: teacher, student and tokenizer, pair by pair."""
+    from agentrl.demo.build import PAIRS, ChecksumError, build, verify
 
+    names = only or list(PAIRS)
+    if unknown := [name for name in names if name not in PAIRS]:
+        raise fail(f"there is no pair {unknown[0]!r}: choose from {', '.join(PAIRS)}")
     try:
-        if check:
-            verify(out)
-            console.print(f"{out}: every checksum matches")
-        else:
-            build(out, console, small=small)
+        for name in names if check else ():
+            verify(out / name)
+            console.print(f"{out / name}: every checksum matches")
+        if not check:
+            build(out, console, names=names, small=small)
     except ChecksumError as error:
         raise fail(str(error), 1) from error
 

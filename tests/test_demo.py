@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl.demo.build import ChecksumError, build, verify
+from agentrl.demo.build import PAIRS, ChecksumError, build, verify
 from agentrl.demo.dialogues import Domain, make_env, play_expert
 from agentrl.demo.pretrain import Ladder, Recipe, pretrain
 
 REPO = Path(__file__).resolve().parent.parent
-MODELS = REPO / "models" / "food_order"
+MODELS = REPO / "models"
 
 
-def test_the_committed_models_are_the_ones_of_their_checksums() -> None:
-    verify(MODELS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_committed_models_are_the_ones_of_their_checksums(name: str) -> None:
+    verify(MODELS / name)
+
+
+def test_the_committed_models_are_small() -> None:
     assert sum(p.stat().st_size for p in MODELS.rglob("*.safetensors")) <= 10_000_000
 
 
@@ -29,9 +33,10 @@ def test_a_changed_file_is_named(tmp_path: Path) -> None:
 
 
 def test_models_are_never_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "teacher").mkdir()
-    with pytest.raises(FileExistsError, match="already holds models"):
+    (tmp_path / "search_calc_qa").mkdir()
+    with pytest.raises(FileExistsError, match="search_calc_qa is there already"):
         build(tmp_path, Console(), small=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["search_calc_qa"], "nothing was built"
 
 
 def test_the_ladder_rises_when_the_running_loss_falls_and_only_while_it_may() -> None:
@@ -48,7 +53,7 @@ def test_injected_mistakes_are_read_and_never_trained_on() -> None:
 
     from agentrl.rollout.chat import make_renderer
 
-    renderer = make_renderer(AutoTokenizer.from_pretrained(MODELS / "teacher"), "chatml")
+    renderer = make_renderer(AutoTokenizer.from_pretrained(MODELS / "food_order" / "teacher"), "chatml")
     env = make_env(Domain("agentrl/FoodOrder-v0", "en"))
     plain = play_expert(env, renderer, level=2, task=5, language="en", seed=1)
     wrong = play_expert(env, renderer, level=2, task=5, language="en", seed=1, mistakes=0.4)
@@ -66,7 +71,10 @@ def test_a_small_model_learns_from_the_recipe_and_twice_gives_the_same_bytes(tmp
         hidden=64, layers=2, heads=1, intermediate=128, domains=(Domain("agentrl/FoodOrder-v0", "en"),), steps=60,
         max_level=1, processes=1,
     )  # fmt: skip
-    losses = [[f["loss"] for _, f in pretrain(recipe, MODELS / "student", tmp_path / name)] for name in ("a", "b")]
+    losses = [
+        [f["loss"] for _, f in pretrain(recipe, MODELS / "food_order" / "student", tmp_path / name)]
+        for name in ("a", "b")
+    ]
     assert losses[0][-1] < 1.0, "from 7.0 at the start"
     assert losses[0] == losses[1]
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]

@@ -7,9 +7,9 @@ models says which.  Another kind of CPU rounds differently, and gives models as 
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,82 +22,123 @@ from agentrl.rollout.chat import CHAT_TEMPLATE
 from agentrl.types import Failure
 
 SUMS = "SHA256SUMS"
-VOCABULARY = 1200
 DIALOGUES_PER_LEVEL = 100
-ENGLISH, CHINESE = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
-#: the teacher learns the task, then to find its way back from what weak students do; one stage follows the other
-TEACHER = Recipe(
-    hidden=192,
-    layers=5,
-    heads=3,
-    intermediate=512,
-    domains=(ENGLISH,),
-    steps=1000,
-    max_level=5,
-    mistakes=0.08,
-    decay_from=0.45,
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A teacher and a student, each made in stages of which one goes on from the other, with one tokenizer.
+
+    words: the domains whose dialogues the tokenizer is trained on.
+    """
+
+    words: tuple[Domain, ...]
+    vocabulary: int
+    teacher: tuple[Recipe, ...]
+    student: tuple[Recipe, ...]
+
+
+FOOD, FOOD_ZH = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
+QA, QA_ZH = Domain("agentrl/SearchCalcQA-v0", "en"), Domain("agentrl/SearchCalcQA-v0", "zh")
+
+LARGE = Recipe(hidden=192, layers=5, heads=3, intermediate=512, steps=1000, max_level=5, decay_from=0.45)
+MEDIUM = Recipe(
+    hidden=128, layers=4, heads=2, intermediate=344, steps=500, max_level=4, decay_from=0.7, raise_below=0.15
 )
-TEACHER_RECOVERY = replace(
-    TEACHER, steps=350, start_level=5, muon_lr=0.006, adam_lr=1e-3, decay_from=0.2, mistakes=0.16, blunders=0.5
-)
-#: the student sees no mistake, and not enough of level 4
-STUDENT = Recipe(
-    hidden=128,
-    layers=4,
-    heads=2,
-    intermediate=344,
-    domains=(ENGLISH,),
-    steps=500,
-    max_level=4,
-    decay_from=0.7,
-    raise_below=0.15,
-)
+SMALL = Recipe(hidden=64, layers=4, heads=1, intermediate=172, steps=500, max_level=3, decay_from=0.7, raise_below=0.15)
+TINY = Recipe(hidden=64, layers=2, heads=1, intermediate=128, steps=60, max_level=1)
+#: what a weak student does: every sixth turn is not the expert's, half of those an expert's at the wrong time
+ERRORS = {"mistakes": 0.16, "blunders": 0.5}
+
+
+def taught(first: Recipe, steps: int) -> tuple[Recipe, Recipe]:
+    """The task first, then to find one's way back from what weak students do: on the highest level, at a lower rate."""
+    gently = {"muon_lr": 0.006, "adam_lr": 1e-3, "decay_from": 0.2}
+    return first, replace(first, steps=steps, start_level=first.max_level, **gently, **ERRORS)
+
+
+PAIRS = {
+    "food_order": Pair(
+        words=(FOOD, FOOD_ZH),
+        vocabulary=1200,
+        teacher=(
+            *taught(replace(LARGE, domains=(FOOD,), mistakes=0.08), steps=350),
+            # Level 4 alone asks for sizes: one word in a dialogue, too little for the running loss to show and for the
+            # ladder to wait for.  Without a stage of their own both models guess them.
+            replace(LARGE, domains=(FOOD,), steps=400, start_level=4, max_level=4, **ERRORS, decay_from=0.5),
+        ),
+        student=(
+            replace(MEDIUM, domains=(FOOD,)),
+            replace(MEDIUM, domains=(FOOD,), steps=150, start_level=4),
+        ),
+    ),
+    "food_order_zh": Pair(
+        words=(FOOD_ZH,),
+        vocabulary=700,
+        teacher=taught(
+            replace(
+                MEDIUM,
+                domains=(FOOD_ZH,),
+                steps=700,
+                max_level=3,
+                decay_from=0.45,
+                mistakes=0.08,
+                mistakes_from_level=2,
+                raise_below=0.05,
+            ),
+            steps=250,
+        ),
+        student=(replace(SMALL, domains=(FOOD_ZH,)),),
+    ),
+    "search_calc_qa": Pair(
+        words=(QA, QA_ZH),
+        vocabulary=700,
+        teacher=taught(
+            replace(
+                SMALL,
+                domains=(QA, QA_ZH),
+                steps=700,
+                decay_from=0.45,
+                mistakes=0.08,
+                mistakes_from_level=2,
+                raise_below=0.05,
+            ),
+            steps=250,
+        ),
+        student=(replace(TINY, domains=(QA, QA_ZH), steps=400, max_level=3, decay_from=0.7, raise_below=0.15),),
+    ),
+}
 
 
 class ChecksumError(Failure):
     """The files are not the ones that the checksums were made of."""
 
 
-def build(out: Path, console: Console, *, small: bool = False) -> None:
-    """Write `teacher/`, `student/` and `SHA256SUMS` into `out`, which must not hold models yet.
+def build(out: Path, console: Console, *, names: Sequence[str] = tuple(PAIRS), small: bool = False) -> None:
+    """Write the pairs `names` into `out`, each as a folder of its own with `teacher/`, `student/` and `SHA256SUMS`.
 
-    Nothing appears in `out` before everything is built.  `small` makes one-level models in about a minute.
+    No folder appears before all of its pair is built.  `small` makes one-level models in about a minute each.
+    Raises FileExistsError, before anything is built, where one of the folders is there already.
     """
-    if any((out / name).exists() for name in ("teacher", "student", SUMS)):
-        raise FileExistsError(f"{out} already holds models: name another folder, or remove it first")
-    stages = {"teacher": [TEACHER, TEACHER_RECOVERY], "student": [STUDENT]}
-    if small:
-        tiny = replace(STUDENT, hidden=64, layers=2, heads=1, intermediate=128, steps=60, max_level=1)
-        stages = {"teacher": [replace(tiny, steps=120)], "student": [tiny]}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".demo-models-") as folder:
-        made = Path(folder)
-        console.print("tokenizer: reading expert dialogues")
-        tokenizer = train_tokenizer(expert_texts([ENGLISH, CHINESE], DIALOGUES_PER_LEVEL), VOCABULARY, CHAT_TEMPLATE)
-        tokenizer.save_pretrained(made / "tokenizer")
-        for name, recipes in stages.items():
-            start = made / "tokenizer"
-            for number, recipe in enumerate(recipes, 1):
-                stage = made / f"{name}-{number}"
-                _pretrain(f"{name} {number}/{len(recipes)}", recipe, start, stage, console)
-                start = stage
-            start.rename(made / name)
-        for left in [made / "tokenizer", *made.glob("*-[0-9]")]:
-            shutil.rmtree(left)
-        (made / SUMS).write_text(
-            "".join(f"{digest}  {path}\n" for path, digest in digests(made).items()), encoding="ascii"
-        )
-        out.mkdir(exist_ok=True)
-        for path in sorted(made.iterdir()):
-            shutil.move(path, out / path.name)
-    console.print(f"wrote {out}: {sum(p.stat().st_size for p in out.rglob('*') if p.is_file()) / 1e6:.1f} MB")
+    for name in names:
+        if (out / name).exists():
+            raise FileExistsError(f"{out / name} is there already: name another folder, or remove it first")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        pair = PAIRS[name]
+        if small:
+            student = replace(TINY, domains=pair.student[0].domains)
+            pair = replace(pair, teacher=(replace(student, steps=2 * student.steps),), student=(student,))
+        _build(name, pair, out, console)
+        size = sum(p.stat().st_size for p in (out / name).rglob("*") if p.is_file())
+        console.print(f"wrote {out / name}: {size / 1e6:.1f} MB")
 
 
 def verify(folder: Path) -> None:
-    """Raise ChecksumError naming the first file that is missing or differs from the folder's `SHA256SUMS`."""
+    """Raise ChecksumError naming the first file of a pair that is missing or differs from the pair's `SHA256SUMS`."""
     sums = folder / SUMS
     if not sums.exists():
-        raise ChecksumError(f"{sums} is missing: build the models with `agentrl demo-models {folder}`")
+        raise ChecksumError(f"{sums} is missing: build the models with `agentrl demo-models {folder.parent}`")
     for line in sums.read_text(encoding="ascii").splitlines():
         wanted, _, name = line.partition("  ")
         path = folder / name
@@ -115,6 +156,25 @@ def digests(folder: Path) -> dict[str, str]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _build(name: str, pair: Pair, out: Path, console: Console) -> None:
+    with tempfile.TemporaryDirectory(dir=out, prefix=".demo-models-") as folder:
+        tokenizer, made = Path(folder) / "tokenizer", Path(folder) / name
+        console.print(f"{name}: reading expert dialogues for the tokenizer")
+        texts = expert_texts(list(pair.words), DIALOGUES_PER_LEVEL)
+        train_tokenizer(texts, pair.vocabulary, CHAT_TEMPLATE).save_pretrained(tokenizer)
+        made.mkdir()
+        for role, recipes in {"teacher": pair.teacher, "student": pair.student}.items():
+            start = tokenizer
+            for number, recipe in enumerate(recipes, 1):
+                stage = Path(folder) / f"{role}-{number}"
+                _pretrain(f"{name} {role} {number}/{len(recipes)}", recipe, start, stage, console)
+                start = stage
+            start.rename(made / role)
+        sums = "".join(f"{digest}  {path}\n" for path, digest in digests(made).items())
+        (made / SUMS).write_text(sums, encoding="ascii")
+        made.rename(out / name)
 
 
 def _pretrain(name: str, recipe: Recipe, start: Path, out: Path, console: Console) -> None:

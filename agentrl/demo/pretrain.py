@@ -28,7 +28,7 @@ from agentrl.types import derive_seed
 from envs.contract import AgentEnv
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How one model is made.
 
@@ -40,7 +40,7 @@ class Recipe:
     layers: int
     heads: int
     intermediate: int
-    domains: tuple[Domain, ...]
+    domains: tuple[Domain, ...] = ()
     steps: int
     max_level: int
     mistakes: float = 0.0
