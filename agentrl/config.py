@@ -299,6 +299,14 @@ class Job(Section):
                 f"learner.minibatches ({self.learner.minibatches}) is more than rollout.episodes_per_step "
                 f"({self.rollout.episodes_per_step}): lower the first or raise the second"
             )
+        arguments: dict[str, Environment] = {}
+        for environment in self.environments:
+            first = arguments.setdefault(environment.id, environment)
+            if (first.kwargs, first.modules) != (environment.kwargs, environment.modules):
+                raise ValueError(
+                    f"environments: {environment.id} is listed twice with other kwargs or modules; only its language "
+                    "and weight may differ, register another id for a variant"
+                )
         top = self.curriculum.max_level
         if top is not None and top < self.curriculum.start_level:
             raise ValueError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from agentrl.demo.build import PAIRS, ChecksumError, build, verify
+from agentrl.demo.build import PAIRS, ChecksumError, ModelsExist, build, verify
 from agentrl.demo.dialogues import Domain, make_env, play_expert
 from agentrl.demo.pretrain import Ladder, Recipe, pretrain
 
@@ -18,6 +20,13 @@ MODELS = REPO / "models"
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_committed_models_are_the_ones_of_their_checksums(name: str) -> None:
     verify(MODELS / name)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_committed_models_were_made_by_the_recipes_that_are_here(name: str) -> None:
+    for role, stages in {"teacher": PAIRS[name].teacher, "student": PAIRS[name].student}.items():
+        made_by = json.loads((MODELS / name / role / "recipe.json").read_text(encoding="utf-8"))
+        assert made_by == json.loads(json.dumps(asdict(stages[-1])))
 
 
 def test_the_committed_models_are_small() -> None:
@@ -33,10 +42,10 @@ def test_a_changed_file_is_named(tmp_path: Path) -> None:
 
 
 def test_models_are_never_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "search_calc_qa").mkdir()
-    with pytest.raises(FileExistsError, match="search_calc_qa is there already"):
+    (tmp_path / "food_order_zh").mkdir()
+    with pytest.raises(ModelsExist, match="food_order_zh is there already"):
         build(tmp_path, Console(), small=True)
-    assert [p.name for p in tmp_path.iterdir()] == ["search_calc_qa"], "nothing was built"
+    assert [p.name for p in tmp_path.iterdir()] == ["food_order_zh"], "nothing was built"
 
 
 def test_the_ladder_rises_when_the_running_loss_falls_and_only_while_it_may() -> None:

@@ -38,97 +38,80 @@ class Pair:
     student: tuple[Recipe, ...]
 
 
-FOOD, FOOD_ZH = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
-QA, QA_ZH = Domain("agentrl/SearchCalcQA-v0", "en"), Domain("agentrl/SearchCalcQA-v0", "zh")
-
-LARGE = Recipe(hidden=192, layers=5, heads=3, intermediate=512, steps=1000, max_level=5, decay_from=0.45)
-MEDIUM = Recipe(
-    hidden=128, layers=4, heads=2, intermediate=344, steps=500, max_level=4, decay_from=0.7, raise_below=0.15
-)
-SMALL = Recipe(hidden=64, layers=4, heads=1, intermediate=172, steps=500, max_level=3, decay_from=0.7, raise_below=0.15)
-TINY = Recipe(hidden=64, layers=2, heads=1, intermediate=128, steps=60, max_level=1)
+LARGE = Recipe(hidden=192, layers=5, heads=3, intermediate=512)
+MEDIUM = Recipe(hidden=128, layers=4, heads=2, intermediate=344)
+SMALL = Recipe(hidden=128, layers=3, heads=2, intermediate=256)
+TINY = Recipe(hidden=64, layers=3, heads=1, intermediate=160)
 #: what a weak student does: every sixth turn is not the expert's, half of those an expert's at the wrong time
 ERRORS = {"mistakes": 0.16, "blunders": 0.5}
 
 
-def taught(first: Recipe, steps: int) -> tuple[Recipe, Recipe]:
-    """The task first, then to find one's way back from what weak students do: on the highest level, at a lower rate."""
-    gently = {"muon_lr": 0.006, "adam_lr": 1e-3, "decay_from": 0.2}
-    return first, replace(first, steps=steps, start_level=first.max_level, **gently, **ERRORS)
+#: the task, with the mistakes of an expert who now and then is replaced
+TASK = {"mistakes": 0.08, "decay_from": 0.45}
+#: then to find one's way back, gently
+RECOVERY = {"muon_lr": 0.006, "adam_lr": 1e-3, "decay_from": 0.2, **ERRORS}
+#: a student sees no mistake, and is satisfied sooner
+IMITATION = {"decay_from": 0.7, "raise_below": 0.15}
 
 
-PAIRS = {
-    "food_order": Pair(
-        words=(FOOD, FOOD_ZH),
-        vocabulary=1200,
-        teacher=(
-            *taught(replace(LARGE, domains=(FOOD,), mistakes=0.08), steps=350),
-            # Level 4 alone asks for sizes: one word in a dialogue, too little for the running loss to show and for the
-            # ladder to wait for.  Without a stage of their own both models guess them.
-            replace(LARGE, domains=(FOOD,), steps=400, start_level=4, max_level=4, **ERRORS, decay_from=0.5),
-        ),
-        student=(
-            replace(MEDIUM, domains=(FOOD,)),
-            replace(MEDIUM, domains=(FOOD,), steps=150, start_level=4),
-        ),
-    ),
-    "food_order_zh": Pair(
-        words=(FOOD_ZH,),
-        vocabulary=700,
-        teacher=taught(
-            replace(
-                MEDIUM,
-                domains=(FOOD_ZH,),
-                steps=700,
-                max_level=3,
-                decay_from=0.45,
-                mistakes=0.08,
-                mistakes_from_level=2,
-                raise_below=0.05,
+def _pairs() -> dict[str, Pair]:
+    food, food_zh = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
+    large, medium = replace(LARGE, domains=(food,)), replace(MEDIUM, domains=(food,))
+    small_zh, tiny_zh = replace(SMALL, domains=(food_zh,)), replace(TINY, domains=(food_zh,))
+    return {
+        # Level 4 alone asks for sizes: one word in a dialogue, too little for the running loss to show and for the
+        # ladder to wait for.  Without a stage of their own both models guess them.
+        "food_order": Pair(
+            words=(food, food_zh),
+            vocabulary=1200,
+            teacher=(
+                replace(large, steps=1000, max_level=5, **TASK),
+                replace(large, steps=350, start_level=5, max_level=5, **RECOVERY),
+                replace(large, steps=400, start_level=4, max_level=4, decay_from=0.5, **ERRORS),
             ),
-            steps=250,
-        ),
-        student=(replace(SMALL, domains=(FOOD_ZH,)),),
-    ),
-    "search_calc_qa": Pair(
-        words=(QA, QA_ZH),
-        vocabulary=700,
-        teacher=taught(
-            replace(
-                SMALL,
-                domains=(QA, QA_ZH),
-                steps=700,
-                decay_from=0.45,
-                mistakes=0.08,
-                mistakes_from_level=2,
-                raise_below=0.05,
+            student=(
+                replace(medium, steps=500, max_level=4, **IMITATION),
+                replace(medium, steps=150, start_level=4, max_level=4, **IMITATION),
             ),
-            steps=250,
         ),
-        student=(replace(TINY, domains=(QA, QA_ZH), steps=400, max_level=3, decay_from=0.7, raise_below=0.15),),
-    ),
-}
+        "food_order_zh": Pair(
+            words=(food_zh,),
+            vocabulary=700,
+            teacher=(
+                replace(small_zh, steps=1200, max_level=3, mistakes_from_level=2, **TASK),
+                replace(small_zh, steps=300, start_level=3, max_level=3, mistakes_from_level=2, **RECOVERY),
+            ),
+            student=(replace(tiny_zh, steps=800, max_level=3, **IMITATION),),
+        ),
+    }
+
+
+PAIRS = _pairs()
 
 
 class ChecksumError(Failure):
     """The files are not the ones that the checksums were made of."""
 
 
+class ModelsExist(Failure):
+    """Models are never overwritten."""
+
+
 def build(out: Path, console: Console, *, names: Sequence[str] = tuple(PAIRS), small: bool = False) -> None:
     """Write the pairs `names` into `out`, each as a folder of its own with `teacher/`, `student/` and `SHA256SUMS`.
 
     No folder appears before all of its pair is built.  `small` makes one-level models in about a minute each.
-    Raises FileExistsError, before anything is built, where one of the folders is there already.
+    Raises ModelsExist, before anything is built, where one of the folders is there already.
     """
     for name in names:
         if (out / name).exists():
-            raise FileExistsError(f"{out / name} is there already: name another folder, or remove it first")
+            raise ModelsExist(f"{out / name} is there already: name another folder, or remove it first")
     out.mkdir(parents=True, exist_ok=True)
     for name in names:
         pair = PAIRS[name]
         if small:
-            student = replace(TINY, domains=pair.student[0].domains)
-            pair = replace(pair, teacher=(replace(student, steps=2 * student.steps),), student=(student,))
+            student = replace(TINY, domains=pair.student[0].domains, steps=60)
+            pair = replace(pair, teacher=(replace(student, steps=120),), student=(student,))
         _build(name, pair, out, console)
         size = sum(p.stat().st_size for p in (out / name).rglob("*") if p.is_file())
         console.print(f"wrote {out / name}: {size / 1e6:.1f} MB")

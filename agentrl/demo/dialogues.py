@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config import Environment
-from agentrl.rollout import catalogue
+from agentrl.rollout import env_actor
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.tool_calls import format_calls
 from envs.contract import AgentEnv, AssistantMessage
@@ -61,7 +61,7 @@ class Blunders:
 
 def make_env(domain: Domain) -> AgentEnv:
     """The domain's environment, with the compact tool schemas that the demo's jobs use."""
-    return catalogue.make_env(Environment(id=domain.env, language=domain.language))
+    return env_actor.make_env(Environment(id=domain.env, language=domain.language))
 
 
 def play_expert(

@@ -41,8 +41,8 @@ class Recipe:
     heads: int
     intermediate: int
     domains: tuple[Domain, ...] = ()
-    steps: int
-    max_level: int
+    steps: int = 0
+    max_level: int = 1
     mistakes: float = 0.0
     blunders: float = 0.0
     start_level: int = 1

@@ -7,7 +7,6 @@ the user's sentence and in a tool call's arguments: a tiny model can copy it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -53,7 +52,3 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, chat_template: str) -
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    tokenizer.save_pretrained(folder)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
-import gymnasium
-
-from agentrl.config import Environment, Job, JobError
+from agentrl.config import Job, JobError
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.env_actor import import_environments
+from agentrl.rollout.env_actor import make_env
 from envs.contract import AgentEnv
 
 
@@ -48,13 +45,3 @@ def openings(job: Job, chat: ChatRenderer, each: int) -> Iterator[list[int]]:
             options = {"level": level, "task": task, "language": environment.language, "split": "train"}
             messages, info = env.reset(seed=task, options=options)
             yield chat.render_opening(messages, info["tools"])
-
-
-def make_env(environment: Environment) -> AgentEnv:
-    """One environment of a job.  Raises JobError that says what gymnasium said."""
-    import_environments([environment])
-    try:
-        made = gymnasium.make(environment.id, disable_env_checker=True, **environment.kwargs)
-    except (gymnasium.error.Error, TypeError, ValueError) as error:
-        raise JobError(f"environments: cannot make {environment.id!r} with {environment.kwargs}: {error}") from error
-    return cast(AgentEnv, made.unwrapped)

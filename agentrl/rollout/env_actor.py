@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import gymnasium
 import ray
 
-from agentrl.config import Environment
+from agentrl.config import Environment, JobError
 from agentrl.types import EpisodeSpec
 from envs.contract import AgentEnv, AssistantMessage, Label, Message
 
@@ -82,6 +82,16 @@ def import_environments(environments: Iterable[Environment]) -> None:
                     f"environment {environment.id!r}: its module {module!r} cannot be imported ({error}); "
                     "check environments.modules in the job file and that the package is installed on every node"
                 ) from error
+
+
+def make_env(environment: Environment) -> AgentEnv:
+    """One environment of a job.  Raises JobError that says what gymnasium said."""
+    import_environments([environment])
+    try:
+        made = gymnasium.make(environment.id, disable_env_checker=True, **environment.kwargs)
+    except (gymnasium.error.Error, TypeError, ValueError) as error:
+        raise JobError(f"environments: cannot make {environment.id!r} with {environment.kwargs}: {error}") from error
+    return cast(AgentEnv, made.unwrapped)
 
 
 class EnvHost:
@@ -152,8 +162,7 @@ class EnvHost:
             return self._spare[env_id].pop()
         if env_id not in self._configs:
             raise KeyError(f"environment {env_id!r} is not in the job; the job has {sorted(self._configs)}")
-        made = gymnasium.make(env_id, disable_env_checker=True, **self._configs[env_id].kwargs)
-        return cast(AgentEnv, made.unwrapped)
+        return make_env(self._configs[env_id])
 
     def _forget(self, key: str) -> None:
         env = self._live.pop(key, None)
