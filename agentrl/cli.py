@@ -182,7 +182,7 @@ def teacher_serve(job_file: JobFile, overrides: Overrides = None) -> None:
     epilog="""
 Examples:
 
-* `agentrl demo-models built`  all of them, about an hour on two cores
+* `agentrl demo-models built`  all of them: the better part of an hour on two cores
 * `agentrl demo-models built --only food_order_zh`
 * `agentrl demo-models models --check`  compares with the committed checksums
 """,
@@ -202,7 +202,8 @@ def demo_models(
     with _failures():
         if not check:
             build(out, console, names=names, small=small)
-        for name in names if check else ():
+            return
+        for name in names:
             verify(out / name)
             console.print(f"{out / name}: every checksum matches")
 

@@ -10,7 +10,9 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -38,55 +40,47 @@ class Pair:
     student: tuple[Recipe, ...]
 
 
-LARGE = Recipe(hidden=192, layers=5, heads=3, intermediate=512)
-MEDIUM = Recipe(hidden=128, layers=4, heads=2, intermediate=344)
-SMALL = Recipe(hidden=128, layers=3, heads=2, intermediate=256)
-TINY = Recipe(hidden=64, layers=3, heads=1, intermediate=160)
+LARGE = partial(Recipe, hidden=192, layers=5, heads=3, intermediate=512)
+MEDIUM = partial(Recipe, hidden=128, layers=4, heads=2, intermediate=344)
+SMALL = partial(Recipe, hidden=128, layers=3, heads=2, intermediate=256)
+TINY = partial(Recipe, hidden=64, layers=3, heads=1, intermediate=160)
+
 #: what a weak student does: every sixth turn is not the expert's, half of those an expert's at the wrong time
-ERRORS = {"mistakes": 0.16, "blunders": 0.5}
-
-
+ERRORS: dict[str, Any] = {"mistakes": 0.16, "blunders": 0.5}
 #: the task, with the mistakes of an expert who now and then is replaced
-TASK = {"mistakes": 0.08, "decay_from": 0.45}
+TASK: dict[str, Any] = {"mistakes": 0.08, "decay_from": 0.45}
 #: then to find one's way back, gently
-RECOVERY = {"muon_lr": 0.006, "adam_lr": 1e-3, "decay_from": 0.2, **ERRORS}
+RECOVERY: dict[str, Any] = {"muon_lr": 0.006, "adam_lr": 1e-3, "decay_from": 0.2, **ERRORS}
 #: a student sees no mistake, and is satisfied sooner
-IMITATION = {"decay_from": 0.7, "raise_below": 0.15}
+IMITATION: dict[str, Any] = {"decay_from": 0.7, "raise_below": 0.15}
 
-
-def _pairs() -> dict[str, Pair]:
-    food, food_zh = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
-    large, medium = replace(LARGE, domains=(food,)), replace(MEDIUM, domains=(food,))
-    small_zh, tiny_zh = replace(SMALL, domains=(food_zh,)), replace(TINY, domains=(food_zh,))
-    return {
-        # Level 4 alone asks for sizes: one word in a dialogue, too little for the running loss to show and for the
-        # ladder to wait for.  Without a stage of their own both models guess them.
-        "food_order": Pair(
-            words=(food, food_zh),
-            vocabulary=1200,
-            teacher=(
-                replace(large, steps=1000, max_level=5, **TASK),
-                replace(large, steps=350, start_level=5, max_level=5, **RECOVERY),
-                replace(large, steps=400, start_level=4, max_level=4, decay_from=0.5, **ERRORS),
-            ),
-            student=(
-                replace(medium, steps=500, max_level=4, **IMITATION),
-                replace(medium, steps=150, start_level=4, max_level=4, **IMITATION),
-            ),
+FOOD, FOOD_ZH = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
+PAIRS = {
+    # Level 4 alone asks for sizes: one word in a dialogue, too little for the running loss to show and for the ladder
+    # to wait for.  Without a stage of their own both models guess them.
+    "food_order": Pair(
+        words=(FOOD, FOOD_ZH),
+        vocabulary=1200,
+        teacher=(
+            LARGE(domains=(FOOD,), steps=1000, max_level=5, **TASK),
+            LARGE(domains=(FOOD,), steps=350, start_level=5, max_level=5, **RECOVERY),
+            LARGE(domains=(FOOD,), steps=400, start_level=4, max_level=4, decay_from=0.5, **ERRORS),
         ),
-        "food_order_zh": Pair(
-            words=(food_zh,),
-            vocabulary=700,
-            teacher=(
-                replace(small_zh, steps=1200, max_level=3, mistakes_from_level=2, **TASK),
-                replace(small_zh, steps=300, start_level=3, max_level=3, mistakes_from_level=2, **RECOVERY),
-            ),
-            student=(replace(tiny_zh, steps=800, max_level=3, **IMITATION),),
+        student=(
+            MEDIUM(domains=(FOOD,), steps=500, max_level=4, **IMITATION),
+            MEDIUM(domains=(FOOD,), steps=150, start_level=4, max_level=4, **IMITATION),
         ),
-    }
-
-
-PAIRS = _pairs()
+    ),
+    "food_order_zh": Pair(
+        words=(FOOD_ZH,),
+        vocabulary=700,
+        teacher=(
+            SMALL(domains=(FOOD_ZH,), steps=1200, max_level=3, mistakes_from_level=2, **TASK),
+            SMALL(domains=(FOOD_ZH,), steps=300, start_level=3, max_level=3, mistakes_from_level=2, **RECOVERY),
+        ),
+        student=(TINY(domains=(FOOD_ZH,), steps=800, max_level=3, **IMITATION),),
+    ),
+}
 
 
 class ChecksumError(Failure):
@@ -110,8 +104,8 @@ def build(out: Path, console: Console, *, names: Sequence[str] = tuple(PAIRS), s
     for name in names:
         pair = PAIRS[name]
         if small:
-            student = replace(TINY, domains=pair.student[0].domains, steps=60)
-            pair = replace(pair, teacher=(replace(student, steps=120),), student=(student,))
+            tiny = partial(TINY, domains=pair.student[0].domains, max_level=1)
+            pair = replace(pair, teacher=(tiny(steps=120),), student=(tiny(steps=60),))
         _build(name, pair, out, console)
         size = sum(p.stat().st_size for p in (out / name).rglob("*") if p.is_file())
         console.print(f"wrote {out / name}: {size / 1e6:.1f} MB")

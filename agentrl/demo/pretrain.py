@@ -28,7 +28,7 @@ from agentrl.types import derive_seed
 from envs.contract import AgentEnv
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How one model is made.
 
@@ -40,9 +40,9 @@ class Recipe:
     layers: int
     heads: int
     intermediate: int
-    domains: tuple[Domain, ...] = ()
-    steps: int = 0
-    max_level: int = 1
+    domains: tuple[Domain, ...]
+    steps: int
+    max_level: int
     mistakes: float = 0.0
     blunders: float = 0.0
     start_level: int = 1
