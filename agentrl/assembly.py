@@ -86,5 +86,5 @@ def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) 
         pool=pool,
         teacher=teacher,
         learner=learner,
-        probe=ParityProbe(job, make_renderer(tokenizer, job.student.renderer)),
+        probe=ParityProbe(job, catalogue, make_renderer(tokenizer, job.student.renderer)),
     )

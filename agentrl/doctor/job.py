@@ -141,17 +141,19 @@ def _engine(job: Job) -> Check:
     """The rollout engine's log-probabilities of the probes against transformers' (correctness 7)."""
     import torch
 
-    from agentrl.parity import TOLERANCE
+    from agentrl.parity import TOLERANCE, logprob_gap
 
     prompts = _probes(job)
     answers = asyncio.run(_engine_logprobs(job, prompts))
     gc.collect()  # vLLM's engine is part of a cycle, and complains when it is collected at the interpreter's end
-    gap = 0.0
-    for logits_T_V, ids, answer in zip(_student_logits(job, prompts), prompts, answers, strict=True):
-        logprobs_T = torch.log_softmax(logits_T_V[:-1], dim=-1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
-        gap = max(gap, float((logprobs_T - torch.tensor(answer)).abs().max()))
+    wanted = [
+        torch.log_softmax(logits_T_V[:-1], dim=-1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
+        for logits_T_V, ids in zip(_student_logits(job, prompts), prompts, strict=True)
+    ]
+    gap = logprob_gap(job.student.dtype, answers, wanted)
     tolerance = job.learner.parity_tolerance or TOLERANCE[job.student.dtype]
-    said = f"{job.rollout.engine.type} and transformers differ by {gap:.1e} nats at most (tolerance {tolerance:g})"
+    how = "in the mean" if job.student.dtype == "bfloat16" else "at most"
+    said = f"{job.rollout.engine.type} and transformers differ by {gap:.1e} nats {how} (tolerance {tolerance:g})"
     if not gap <= tolerance:
         return fail("engine", said, "training would start off-policy: compare versions with the lock, or use float32")
     return ok("engine", said)
@@ -180,8 +182,9 @@ async def _engine_logprobs(job: Job, prompts: list[list[int]]) -> list[list[floa
 def _probes(job: Job) -> list[list[int]]:
     """What the loop compares after each weight sync: openings of the job's environments."""
     from agentrl.parity import ParityProbe
+    from agentrl.rollout.catalogue import read_catalogue
 
-    return [ids[:PROBE_TOKENS] for ids in ParityProbe(job, _renderer(job)).prompts]
+    return [ids[:PROBE_TOKENS] for ids in ParityProbe(job, read_catalogue(job), _renderer(job)).prompts]
 
 
 def _renderer(job: Job) -> Any:

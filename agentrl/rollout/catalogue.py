@@ -36,11 +36,11 @@ def read_catalogue(job: Job) -> Catalogue:
     return Catalogue(ladders, {name: tuple(env.errors) for name, env in made.items()}, made)
 
 
-def openings(job: Job, chat: ChatRenderer, each: int) -> Iterator[list[int]]:
+def openings(job: Job, catalogue: Catalogue, chat: ChatRenderer, each: int) -> Iterator[list[int]]:
     """The prompts of the first turns of `each` training tasks of every environment, at the curriculum's start level."""
     for environment in job.environments:
-        env = make_env(environment)
-        level = min(job.curriculum.start_level, len(env.levels()))
+        env = catalogue.envs[environment.id]
+        level = min(job.curriculum.start_level, catalogue.ladders[environment.id])
         for task in range(each):
             options = {"level": level, "task": task, "language": environment.language, "split": "train"}
             messages, info = env.reset(seed=task, options=options)
