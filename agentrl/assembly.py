@@ -27,7 +27,10 @@ from agentrl.teacher.server import service
 
 @dataclass(slots=True)
 class Loop:
-    """The parts of a running job and how far it has come."""
+    """The parts of a running job and how far it has come.
+
+    step: steps done.  whole: the learner has taken these and no more, so that a checkpoint may be written.
+    """
 
     job: Job
     folder: RunFolder
@@ -40,7 +43,7 @@ class Loop:
     learner: LearnerGang
     probe: ParityProbe
     step: int = 0
-    restarts: int = 0
+    whole: bool = True
     phase_s: dict[str, float] = field(default_factory=dict)
     signatures: set[str] = field(default_factory=set)
 
@@ -74,7 +77,7 @@ def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) 
     progress.phase("starting the rollout workers")
     pool = RolloutPool(job, placement=placement)
     stack.callback(pool.close)
-    curriculum = CurriculumHandle(job, catalogue.ladders, catalogue.errors)
+    curriculum = CurriculumHandle(job, catalogue.ladders, catalogue.errors, placement=placement)
     stack.callback(curriculum.close)
     return Loop(
         job=job,

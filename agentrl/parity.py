@@ -33,7 +33,7 @@ def logprob_gap(dtype: str, ours: Sequence[ArrayLike], theirs: Sequence[ArrayLik
     float32: the largest difference.  bfloat16: the mean, because one position's rounding says nothing: two attention
     kernels of one library differ there by tenths of a nat.  Raises ValueError for lists of different lengths.
     """
-    gaps_N = np.concatenate([np.abs(np.subtract(a, b)) for a, b in zip(ours, theirs, strict=True)])
+    gaps_N = np.concatenate([np.abs(np.asarray(a) - np.asarray(b)) for a, b in zip(ours, theirs, strict=True)])
     return float(gaps_N.mean() if dtype == "bfloat16" else gaps_N.max())
 
 

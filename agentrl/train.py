@@ -36,7 +36,7 @@ from agentrl.types import Failure, Outcome, Trajectory
 REQUEST_TOKENS = 32_768
 """tokens of one request to the teacher, where the job allows as many"""
 MAX_RESTARTS = 3
-"""restarts of the learner in a row, without a finished step between them"""
+"""restarts of the learner before one step is done"""
 
 
 class ResumeError(Failure):
@@ -46,8 +46,9 @@ class ResumeError(Failure):
 def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = False) -> Comparison:
     """Run `job` into `folder`; return the comparison of before and after.
 
-    With `resume`, go on from the folder's last whole checkpoint.  Raises Interrupted after Ctrl-C, when a checkpoint
-    has been written; every actor is stopped on the way out, whatever happened.
+    With `resume`, go on from the folder's last whole checkpoint.  Raises Interrupted after Ctrl-C, and the Failure that
+    ended the run (a teacher that is gone, no worker left), both when a checkpoint has been written of what was learned;
+    every actor is stopped on the way out, whatever happened.
     """
     with ExitStack() as stack:
         loop = assemble(resolve_models(job), folder, progress, stack)
@@ -60,9 +61,10 @@ def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = Fal
                 iteration_or_restart(loop)
                 loop.stop.check()
             after = evaluation(loop, AFTER)
-        except Interrupted:
-            progress.say("interrupted: saving a checkpoint")
-            save_checkpoint(loop)
+        except (Interrupted, Failure):
+            if loop.whole:
+                progress.say("stopped: saving a checkpoint")
+                save_checkpoint(loop)
             raise
         progress.phase("report")
         loop.learner.save_model(folder.path / "model")
@@ -84,6 +86,7 @@ def iteration(loop: Loop) -> None:
             trajectories = loop.pool.collect(specs, on_progress=loop.progress.episodes)
         with loop.phase("guide"):
             guidance = guide(loop, trajectories, job.teacher.top_k, job.learner.loss.kl.temperature)
+    loop.whole = False
     with loop.phase("learn"):
         learned = loop.learner.step(trajectories, weights, progress=step / job.steps)
     with loop.phase("sync"):
@@ -91,7 +94,7 @@ def iteration(loop: Loop) -> None:
     loop.curriculum.record([outcome(t) for t in trajectories if t.failure is None])
     loop.signatures |= {t.signature for t in trajectories if t.failure is None}
     promoted = loop.curriculum.promote(step)
-    loop.step = step + 1
+    loop.step, loop.whole = step + 1, True
     record = loop.folder.record_step(
         step=step,
         version=loop.learner.version,
@@ -113,17 +116,19 @@ def iteration(loop: Loop) -> None:
 
 def iteration_or_restart(loop: Loop) -> None:
     """One step; when a rank of the learner dies, all start again and the run goes back to its last checkpoint."""
-    try:
-        iteration(loop)
-        loop.restarts = 0
-    except GangLost as error:
-        loop.restarts += 1
-        if loop.restarts > MAX_RESTARTS:
-            raise
-        loop.progress.say(f"{error}; restarting the learner from the last checkpoint")
-        loop.learner.restart()
-        restore_checkpoint(loop)
-        sync_weights(loop)
+    for restarts in range(MAX_RESTARTS + 1):
+        try:
+            if restarts:
+                loop.learner.restart()
+                restore_checkpoint(loop)
+                sync_weights(loop)
+            iteration(loop)
+            return
+        except GangLost as error:
+            loop.whole = False
+            if restarts == MAX_RESTARTS:
+                raise
+            loop.progress.say(f"{error}; restarting the learner from the last checkpoint")
 
 
 def guide(loop: Loop, trajectories: list[Trajectory], top_k: int, temperature: float) -> GuideStats:
@@ -178,6 +183,7 @@ def restore_checkpoint(loop: Loop) -> None:
     Raises ResumeError when the teacher is not the one that the run began with.
     """
     path, catalogue = loop.folder.checkpoints.latest(), loop.catalogue
+    loop.whole = True
     if path is None:
         loop.step = 0
         loop.signatures = set()
@@ -198,6 +204,7 @@ def restore_checkpoint(loop: Loop) -> None:
 
 
 def outcome(trajectory: Trajectory) -> Outcome:
-    """What the curriculum is told of an episode."""
+    """What the curriculum is told of an episode.  A turn that was forced upon the student is not counted."""
     spec = trajectory.spec
-    return Outcome(spec.env, spec.level, trajectory.success, len(trajectory.turns), trajectory.oracle_turns)
+    turns = sum(turn.author == "student" for turn in trajectory.turns)
+    return Outcome(spec.env, spec.level, trajectory.success, turns, trajectory.oracle_turns)

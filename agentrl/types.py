@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ __all__ = [
     "WeightSnapshot",
     "derive_seed",
     "draw_injection",
+    "vocabulary_size",
 ]
 
 PolicyVersion = NewType("PolicyVersion", int)
@@ -52,6 +53,15 @@ class Failure(RuntimeError):
 
 #: Who wrote a turn.  Only a student's turns are trained on by the on-policy losses.
 Author = Literal["student", "teacher", "expert", "injected"]
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """How many ids a transformers tokenizer has.
+
+    A model's output layer may have more rows, for the sake of round numbers.  Nobody ever samples, scores or compares
+    those: engine, teacher and learner all cut them off before the softmax.
+    """
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -108,7 +108,7 @@ _CORPUS = (
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random Llama (0.4 M parameters, float32, tied embeddings, head size 64) and its ChatML tokenizer.
 
-    The same bytes in every session.  Embeddings are tied because that is where engines go stale after a weight sync;
+    The tokenizer has 384 ids and the model 400 rows, as published models have.  The same bytes in every session.  Embeddings are tied because that is where engines go stale after a weight sync;
     the weights are spread widely enough that the next-token distribution is far from uniform.
     """
     import torch
@@ -138,7 +138,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clean_up_tokenization_spaces=False,
     )
     config = LlamaConfig(
-        vocab_size=384,
+        vocab_size=400,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,

@@ -13,10 +13,11 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config import Job, WeightTriple
 from agentrl.curriculum.curriculum import Curriculum
-from agentrl.types import EpisodeSpec, Outcome, Promotion
+from agentrl.types import EpisodeSpec, Outcome, Placement, Promotion
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +50,11 @@ class CurriculumHandle:
         ladders: Mapping[str, int],
         errors: Mapping[str, Sequence[str]],
         *,
-        options: Mapping[str, Any] | None = None,
+        placement: Placement | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self._job, self._ladders, self._errors = job, dict(ladders), dict(errors)
-        self._options, self._timeout_s = dict(options or {}), timeout_s
+        self._placement, self._timeout_s = placement, timeout_s
         self._state = Curriculum(job, ladders, errors).state_dict()  # a wrong job raises here, not in an actor
         self._actor = self._start()
 
@@ -84,7 +85,13 @@ class CurriculumHandle:
         ray.kill(self._actor)
 
     def _start(self) -> Any:
-        return CurriculumActor.options(**self._options).remote(self._job, self._ladders, self._errors, self._state)
+        options: dict[str, Any] = {}
+        if self._placement is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                placement_group=self._placement.group,  # type: ignore[arg-type]
+                placement_group_bundle_index=self._placement.indices["curriculum"][0],
+            )
+        return CurriculumActor.options(**options).remote(self._job, self._ladders, self._errors, self._state)
 
     def _ask(self, method: str, *args: Any) -> Any:
         for attempt in range(RESTARTS + 1):

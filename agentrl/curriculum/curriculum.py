@@ -83,11 +83,13 @@ class Curriculum:
         return specs
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell the rule how the current level went; episodes on earlier levels do not count towards a promotion.
+        """Tell the rule how the current level went; episodes on other levels do not count towards a promotion.
 
-        Leave out episodes that broke: a trajectory with a `failure` has no outcome.
+        So neither rehearsals do nor an environment that has no such level.  Episodes with a forced error count: who has
+        mastered a level finds the way back.  Leave out episodes that broke: a trajectory with a `failure` has no
+        outcome.
         """
-        self._rule.record([outcome for outcome in outcomes if outcome.level == self._level_of(outcome.env)])
+        self._rule.record([outcome for outcome in outcomes if outcome.level == self.level])
 
     def promote(self, step: int) -> Promotion | None:
         """Go one level up after step `step` if the rule says so and there is one; what was done and why."""

@@ -14,6 +14,7 @@ from agentrl.cluster import totals
 from agentrl.config import Job, JobError
 from agentrl.doctor.check import Check, attempt, fail, ok, warn
 from agentrl.models import resolve_models
+from agentrl.types import vocabulary_size
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +118,7 @@ def _self_teacher(job: Job) -> Check:
     scorer.close()
     kls = []
     for logits_T_V, score in zip(_student_logits(job, prompts), scores, strict=True):
-        log_p_T_V = torch.log_softmax(logits_T_V[:, : scorer.identity.vocabulary] / temperature, dim=-1)
+        log_p_T_V = torch.log_softmax(logits_T_V / temperature, dim=-1)
         ids_n_k = torch.from_numpy(score.support_ids_n_k).long()
         valid_n_k = ids_n_k >= 0
         kls.append(
@@ -162,12 +163,14 @@ def _engine(job: Job) -> Check:
 async def _engine_logprobs(job: Job, prompts: list[list[int]]) -> list[list[float]]:
     from agentrl.rollout.engine import EngineSettings, make_engine, own_cores
 
+    chat = _renderer(job)
     settings = EngineSettings(
         model_path=job.student.path,
         dtype=job.student.dtype,
         max_model_len=job.student.max_model_len,
         engine=job.rollout.engine,
-        stop_token_ids=_renderer(job).stop_token_ids,
+        stop_token_ids=chat.stop_token_ids,
+        vocabulary=vocabulary_size(chat.tokenizer),
         cores=() if job.rollout.gpus_per_worker else own_cores(0, job.rollout.cpus_per_worker),
         gpus=job.rollout.gpus_per_worker,
     )
@@ -196,10 +199,11 @@ def _renderer(job: Job) -> Any:
 
 
 def _student_logits(job: Job, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """float32 logits_T_V of each prompt, from transformers in the student's dtype."""
+    """float32 logits_T_V of each prompt over the tokenizer's ids, from transformers in the student's dtype."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(job.student.path, dtype=getattr(torch, job.student.dtype)).eval()
+    vocabulary = vocabulary_size(AutoTokenizer.from_pretrained(job.student.path))
     with torch.inference_mode():
-        return [model(torch.tensor([ids])).logits[0].float() for ids in prompts]
+        return [model(torch.tensor([ids])).logits[0, :, :vocabulary].float() for ids in prompts]

@@ -65,10 +65,16 @@ class _Head(nn.Module):
     output_layer: nn.Linear
     value_head: ValueHead
 
-    def __init__(self, output_layer: nn.Linear, value_head: ValueHead) -> None:
+    def __init__(self, output_layer: nn.Linear, value_head: ValueHead, vocabulary: int) -> None:
         super().__init__()
         self.__dict__["output_layer"] = output_layer
         self.__dict__["value_head"] = value_head
+        self.vocabulary = vocabulary
+
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """weight_V_H and bias_V of the output layer, without the rows that no id has."""
+        bias = self.output_layer.bias
+        return self.output_layer.weight[: self.vocabulary], None if bias is None else bias[: self.vocabulary]
 
 
 class ScoreHead(_Head):
@@ -78,8 +84,7 @@ class ScoreHead(_Head):
         """(logprobs_N, entropy_N, values_B_T), the first two at each token's sampling temperature."""
         scores = score(
             hidden_B_T_H[batch.row_N, batch.predictor_N],
-            self.output_layer.weight,
-            self.output_layer.bias,
+            *self.rows(),
             batch.token_ids_N,
             batch.token_ids_N[:, None],
             batch.temperature_N,
@@ -93,8 +98,8 @@ class ScoreHead(_Head):
 class LossHead(_Head):
     """Everything after the last hidden state, up to the one number that is minimised."""
 
-    def __init__(self, output_layer: nn.Linear, value_head: ValueHead, loss: Loss) -> None:
-        super().__init__(output_layer, value_head)
+    def __init__(self, output_layer: nn.Linear, value_head: ValueHead, vocabulary: int, loss: Loss) -> None:
+        super().__init__(output_layer, value_head, vocabulary)
         self.loss = loss
 
     def forward(
@@ -108,8 +113,7 @@ class LossHead(_Head):
         """
         scores = score(
             hidden_B_T_H[batch.row_N, batch.predictor_N],
-            self.output_layer.weight,
-            self.output_layer.bias,
+            *self.rows(),
             batch.token_ids_N,
             batch.support_ids_N_k,
             batch.temperature_N,
@@ -183,14 +187,17 @@ class LossHead(_Head):
 
 
 class StudentModule(nn.Module):
-    """forward(batch, weights, measure_terms) is `LossHead.forward`; forward(batch) alone is `ScoreHead.forward`."""
+    """forward(batch, weights, measure_terms) is `LossHead.forward`; forward(batch) alone is `ScoreHead.forward`.
 
-    def __init__(self, model: Any, value_head: ValueHead, loss: Loss) -> None:
+    vocabulary: ids of the tokenizer.
+    """
+
+    def __init__(self, model: Any, value_head: ValueHead, vocabulary: int, loss: Loss) -> None:
         super().__init__()
         self.model = model
         output_layer = plain_output_layer(model)
-        self.loss_head = LossHead(output_layer, value_head, loss)
-        self.score_head = ScoreHead(output_layer, value_head)
+        self.loss_head = LossHead(output_layer, value_head, vocabulary, loss)
+        self.score_head = ScoreHead(output_layer, value_head, vocabulary)
 
     def forward(self, batch: TensorBatch, weights: WeightTriple | None = None, measure_terms: bool = False) -> Any:
         backbone = getattr(self.model, self.model.base_model_prefix)

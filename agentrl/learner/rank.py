@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from agentrl.config import Learner, Student, WeightTriple
 from agentrl.learner.batch import MicroBatch, collate
 from agentrl.learner.module import StudentModule, TensorBatch, ValueHead
 from agentrl.learner.schedule import lr_factor
 from agentrl.learner.student import full_weights, load_student, quiet
-from agentrl.types import tensor_digests
+from agentrl.types import tensor_digests, vocabulary_size
 
 #: A collective in which some rank never arrives ends with an error after this long.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -88,7 +89,8 @@ class Rank:
         self.value_optimizer = torch.optim.AdamW(
             self.value_head.parameters(), lr=self.learner.loss.value.lr, weight_decay=0.0
         )
-        module = StudentModule(self.model, self.value_head, self.learner.loss)
+        vocabulary = vocabulary_size(AutoTokenizer.from_pretrained(self.student.path, local_files_only=True))
+        module = StudentModule(self.model, self.value_head, vocabulary, self.learner.loss)
         self.engine = self.ds.make_engine(module, self.learner, self.student.dtype)
         for head in (module.loss_head, module.score_head):
             self.ds.use_outside_owner(head, self.model.get_output_embeddings().weight)

@@ -73,13 +73,18 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Everything that an engine is built from.  `cores` are the CPU cores that are its own; empty on a GPU."""
+    """Everything that an engine is built from.
+
+    stop_token_ids: end a turn.  vocabulary: ids of the tokenizer; rows of the output layer beyond them are cut off.
+    cores: the CPU cores that are the engine's own; empty on a GPU.
+    """
 
     model_path: str
     dtype: Literal["float32", "bfloat16"]
     max_model_len: int
     engine: VllmEngine | TransformersEngine
     stop_token_ids: tuple[int, ...]
+    vocabulary: int
     cores: tuple[int, ...] = ()
     gpus: float = 0.0
 

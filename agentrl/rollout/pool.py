@@ -197,7 +197,8 @@ class RolloutPool:
             dtype=student.dtype,
             max_model_len=student.max_model_len,
             engine=rollout.engine,
-            stop_token_ids=(),  # the worker's renderer knows them
+            stop_token_ids=(),  # these two the worker reads from the tokenizer
+            vocabulary=0,
             gpus=rollout.gpus_per_worker,
         )
         limits = Limits(rollout.max_turn_tokens, student.max_model_len)

@@ -25,6 +25,7 @@ class TransformersSampler:
         self.device = torch.device("cuda" if settings.gpus > 0 else "cpu")
         model: Any = AutoModelForCausalLM.from_pretrained(settings.model_path, dtype=dtype)
         self.model = model.to(self.device).eval()
+        self._vocabulary = settings.vocabulary
         self._stops = frozenset(settings.stop_token_ids)
         self._one_at_a_time = asyncio.Lock()
         self.version = PolicyVersion(0)
@@ -60,7 +61,7 @@ class TransformersSampler:
         while len(token_ids) < sampling.max_tokens and not (token_ids and token_ids[-1] in self._stops):
             output = self.model(step, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
-            logits_V = output.logits[0, -1].float().cpu()
+            logits_V = output.logits[0, -1, : self._vocabulary].float().cpu()
             logprobs_V = torch.log_softmax(logits_V / (sampling.temperature or 1.0), dim=-1)
             if sampling.temperature == 0:
                 token = int(logits_V.argmax())
@@ -73,6 +74,8 @@ class TransformersSampler:
 
     @torch.inference_mode()
     def _score(self, token_ids: list[int]) -> list[float]:
-        logits_T_V = self.model(torch.tensor([token_ids], device=self.device)).logits[0, :-1].float()
+        logits_T_V = (
+            self.model(torch.tensor([token_ids], device=self.device)).logits[0, :-1, : self._vocabulary].float()
+        )
         targets_T = torch.tensor(token_ids[1:], device=self.device)
         return torch.log_softmax(logits_T_V, dim=-1).gather(1, targets_T[:, None])[:, 0].tolist()

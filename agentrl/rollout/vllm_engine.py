@@ -75,6 +75,7 @@ async def start_vllm(settings: EngineSettings) -> AsyncVllm:
         arguments["max_num_batched_tokens"] = max(settings.max_model_len, CPU_STEP_TOKENS)
     # Off the event loop: building the engine blocks until its child process is up.
     llm = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments))
+    await llm.collective_rpc("cut_vocabulary", args=(settings.vocabulary,))
     return AsyncVllm(llm, settings.stop_token_ids)
 
 

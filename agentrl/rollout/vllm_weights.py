@@ -1,4 +1,4 @@
-"""Inside vLLM's worker process: take new weights from a safetensors file.
+"""Inside vLLM's worker process: take new weights from a safetensors file, and cut the vocabulary to the tokenizer's.
 
 vLLM imports this class by name in its child process and mixes it into its worker.  `model.load_weights` alone would
 fail on
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 
 class WeightReader:
@@ -19,6 +20,15 @@ class WeightReader:
 
     reload_weights: Any
     model_config: Any
+    model_runner: Any
+
+    def cut_vocabulary(self, size: int) -> None:
+        """Neither sample nor normalise over rows of the output layer from `size` on."""
+        layers = [module for module in self.model_runner.model.modules() if isinstance(module, LogitsProcessor)]
+        if not layers:
+            raise ValueError(f"{type(self.model_runner.model).__name__} has no LogitsProcessor to cut")
+        for layer in layers:
+            layer.org_vocab_size = min(layer.org_vocab_size, size)
 
     def read_weights(self, path: str) -> int:
         """Load every tensor of the file (Hugging Face's names) and return how many there were."""

@@ -26,7 +26,7 @@ from agentrl.rollout.engine import Engine, EngineError, EngineSettings, Sampling
 from agentrl.rollout.env_client import EnvClient, EnvLost
 from agentrl.rollout.episode import Limits, episode_key, play_episode
 from agentrl.rollout.weight_file import first_difference, write_weight_file
-from agentrl.types import EpisodeSpec, PolicyVersion, Trajectory
+from agentrl.types import EpisodeSpec, PolicyVersion, Trajectory, vocabulary_size
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,12 @@ class RolloutWorker:
         tokenizer = AutoTokenizer.from_pretrained(self.settings.engine.model_path)
         chat = make_renderer(tokenizer, self.settings.renderer)
         cores = own_cores(self.index, self.settings.cpus) if self.settings.engine.gpus == 0 else ()
-        settings = dataclasses.replace(self.settings.engine, stop_token_ids=chat.stop_token_ids, cores=cores)
+        settings = dataclasses.replace(
+            self.settings.engine,
+            stop_token_ids=chat.stop_token_ids,
+            vocabulary=vocabulary_size(tokenizer),
+            cores=cores,
+        )
         return await make_engine(settings), chat
 
     async def _check_engine(self, timeout_s: float) -> None:

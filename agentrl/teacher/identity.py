@@ -14,6 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.types import vocabulary_size
+
 SPECIALS = ("bos", "eos", "pad", "unk")
 
 
@@ -81,7 +83,7 @@ def token_fields(tokenizer: Any, context_length: int) -> dict[str, Any]:
     bos = tokenizer.bos_token_id
     encoded = tokenizer("a")["input_ids"]
     return {
-        "vocabulary": by_id[-1][1] + 1,
+        "vocabulary": vocabulary_size(tokenizer),
         "token_map_sha256": _digest(by_id),
         "special_ids": {name: getattr(tokenizer, f"{name}_token_id", None) for name in SPECIALS},
         "chat_template_sha256": None if template is None else _digest(template),

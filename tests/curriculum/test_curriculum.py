@@ -120,7 +120,9 @@ def test_an_environment_with_a_short_ladder_stays_on_its_top_rung():
     assert curriculum.promote(0).level == 2
     assert {(spec.env, spec.level) for spec in curriculum.plan(1, 16)} == {("A-v0", 2), ("B-v0", 1)}
     curriculum.record(won("B-v0", 1, 4))
-    assert curriculum.promote(1).level == 3
+    assert curriculum.promote(1) is None, "who has no level 2 says nothing about it"
+    curriculum.record(won("A-v0", 2, 4))
+    assert curriculum.promote(2).level == 3
 
 
 def test_episodes_of_earlier_levels_do_not_count():

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentrl.config import WeightTriple
 from agentrl.learner.gang import GangLost, LearnerGang
 from agentrl.types import Trajectory, tensor_digests
-from tests.learner.examples import make_job, make_trajectory
+from tests.learner.examples import VOCABULARY, make_job, make_trajectory
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
@@ -31,7 +31,7 @@ def episodes() -> list[Trajectory]:
 
 def transformers_logprobs(model: torch.nn.Module, token_ids: list[int]) -> np.ndarray:
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([token_ids])).logits[0, :-1].float(), -1)
+        logprobs = torch.log_softmax(model(torch.tensor([token_ids])).logits[0, :-1, :VOCABULARY].float(), -1)
     return logprobs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].numpy()
 
 

@@ -15,7 +15,7 @@ from agentrl.learner import module as student
 from agentrl.learner.batch import MicroBatch, collate, weigh
 from agentrl.learner.module import StudentModule, TensorBatch, ValueHead
 from agentrl.learner.rows import Row, build_rows, probe_row
-from tests.learner.examples import make_trajectory, without_guidance
+from tests.learner.examples import VOCABULARY, make_trajectory, without_guidance
 
 WEIGHTS = WeightTriple(kl=0.7, value=0.2, ppo=0.1)
 
@@ -30,7 +30,7 @@ def make_module(model: torch.nn.Module, value: float = 0.3, **loss: object) -> S
     head = ValueHead(own.config.hidden_size)
     with torch.no_grad():
         head.weight.fill_(value)
-    return StudentModule(own, head, Loss.model_validate(loss))
+    return StudentModule(own, head, VOCABULARY, Loss.model_validate(loss))
 
 
 def make_rows(seeds: range = range(4)) -> list[Row]:
@@ -86,7 +86,7 @@ def test_logits_are_divided_by_the_temperature_of_their_episode(model: torch.nn.
     rows = build_rows([make_trajectory(0, temperature=0.5), make_trajectory(1, temperature=2.0)])
     with torch.no_grad():
         logprobs_N, _, _ = make_module(model)(tensors(collate(rows)))
-        logits_B_T_V = model(torch.tensor(np.stack([row.token_ids_T for row in rows]))).logits
+        logits_B_T_V = model(torch.tensor(np.stack([row.token_ids_T for row in rows]))).logits[..., :VOCABULARY]
     expected = [
         torch.log_softmax(logits_B_T_V[b, row.predictors_N] / row.temperature, -1)[range(len(ids)), ids]
         for b, row in enumerate(rows)
@@ -130,7 +130,7 @@ def test_the_square_of_the_temperature_is_a_switch(model: torch.nn.Module) -> No
 
 def test_the_value_head_starts_at_zero_in_fp32_outside_of_the_module(model: torch.nn.Module) -> None:
     head = ValueHead(model.config.hidden_size)
-    module = StudentModule(model, head, Loss())
+    module = StudentModule(model, head, VOCABULARY, Loss())
     assert not any(parameter.any() for parameter in head.parameters())
     assert {parameter.dtype for parameter in head.to(torch.float32).parameters()} == {torch.float32}
     assert not {id(p) for p in head.parameters()} & {id(p) for p in module.parameters()}

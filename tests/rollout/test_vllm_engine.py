@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.rollout.engine import Sampling
 from agentrl.rollout.pool import RolloutPool
 from agentrl.types import WeightSnapshot, tensor_digests
+from tests.learner.examples import VOCABULARY
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 START_S = 900
@@ -53,7 +54,7 @@ def generate(pool, temperature: float, prompt=PROMPT, n: int = 24, seed: int = 5
 
 @torch.inference_mode()
 def logprobs_of(model, prompt, ids, temperature: float = 1.0) -> np.ndarray:
-    logits_T_V = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    logits_T_V = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1, :VOCABULARY]
     logprobs_T_V = torch.log_softmax(logits_T_V / temperature, dim=-1)
     return logprobs_T_V[torch.arange(len(ids)), torch.tensor(ids)].numpy()
 
@@ -62,7 +63,7 @@ def logprobs_of(model, prompt, ids, temperature: float = 1.0) -> np.ndarray:
 def greedy(model, prompt, n: int, stop: int) -> list[int]:
     ids: list[int] = []
     while len(ids) < n and stop not in ids:
-        ids.append(int(model(torch.tensor([[*prompt, *ids]])).logits[0, -1].argmax()))
+        ids.append(int(model(torch.tensor([[*prompt, *ids]])).logits[0, -1, :VOCABULARY].argmax()))
     return ids
 
 

@@ -28,7 +28,7 @@ def teacher_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
     """The tiny model with 448 output rows for a smaller vocabulary; the padding rows are the likeliest by far."""
     folder = tmp_path_factory.mktemp("teacher") / "tiny-teacher"
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    vocabulary = model.config.vocab_size
+    vocabulary = len(AutoTokenizer.from_pretrained(tiny_model_dir))
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
         model.resize_token_embeddings(PADDED_ROWS, mean_resizing=False)

@@ -66,7 +66,7 @@ def test_one_pass_gives_every_turn_what_a_pass_that_ends_there_would(scorer, mak
         np.testing.assert_allclose(
             np.exp(at_once.support_logprobs_n_k[rows, :4]), np.exp(cut.support_logprobs_n_k[:, :4]), atol=1e-6
         )
-        np.testing.assert_allclose(at_once.values_K[index], cut.values_K[0], atol=1e-5)
+        np.testing.assert_allclose(at_once.values_K[index], cut.values_K[0], atol=2e-5)
 
 
 def test_items_of_other_lengths_supports_and_temperatures_share_a_pass_without_touching_each_other(scorer, make_item):
