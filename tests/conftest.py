@@ -108,8 +108,9 @@ _CORPUS = (
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random Llama (0.4 M parameters, float32, tied embeddings, head size 64) and its ChatML tokenizer.
 
-    The tokenizer has 384 ids and the model 400 rows, as published models have.  The same bytes in every session.  Embeddings are tied because that is where engines go stale after a weight sync;
-    the weights are spread widely enough that the next-token distribution is far from uniform.
+    The tokenizer has 384 ids and the model 400 rows, as published models have.  The same bytes in every session.
+    Embeddings are tied because that is where engines go stale after a weight sync; the weights are spread widely enough
+    that the next-token distribution is far from uniform.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
