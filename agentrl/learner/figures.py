@@ -11,7 +11,7 @@ from agentrl.learner.targets import RowScores
 
 SQUARE_NORM = "square_norm/"
 #: What every rank reports alike; everything else is a rank's part of a sum.
-COMMON = ("grad_norm", "lr", "lr_value")
+COMMON = ("grad_norm", "grad_norm_value", "lr", "lr_value")
 
 
 def step_figures(
@@ -20,6 +20,7 @@ def step_figures(
     """answers[rank][mini-batch] holds that rank's sums.  Losses and the like are means over the mini-batches.
 
     grad_norm/total: norm of the gradient of all weights before clipping, mean over mini-batches (AdamW, or ZeRO 0).
+    grad_norm/value_head: norm of the gradient of the value head's own weights, which are no part of the model's.
     grad_norm/<term>: norm of the gradient of the weighted term with respect to the last hidden states, exact over all
     micro-batches and ranks, in the first mini-batch of the step.
     """
@@ -42,7 +43,12 @@ def step_figures(
     return figures
 
 
-_NAMES = {"grad_norm": "grad_norm/total", "lr": "lr/weights", "lr_value": "lr/value_head"}
+_NAMES = {
+    "grad_norm": "grad_norm/total",
+    "grad_norm_value": "grad_norm/value_head",
+    "lr": "lr/weights",
+    "lr_value": "lr/value_head",
+}
 
 
 def _combine(name: str, parts: list[float]) -> float:

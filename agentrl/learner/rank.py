@@ -133,7 +133,7 @@ class Rank:
             for name, figure in stats.items():
                 sums[name] = sums.get(name, 0.0) + figure.double()
         figures = {name: float(figure) for name, figure in sums.items()}
-        figures |= {"lr": lr, "lr_value": self._step_value_head(factor)}
+        figures |= {"lr": lr, **self._step_value_head(factor)}
         norm = self.ds.gradient_norm(self.engine)
         self.engine.step()
         norm = self.ds.gradient_norm_after(self.engine, self.learner) if norm is None else norm
@@ -142,8 +142,11 @@ class Rank:
         self.updates += 1
         return figures
 
-    def _step_value_head(self, factor: float) -> float:
-        """One step on the value head, whose gradients carry the same factor of `ranks` and get the same mean."""
+    def _step_value_head(self, factor: float) -> dict[str, float]:
+        """One step on the value head, whose gradients carry the same factor of `ranks` and get the same mean.
+
+        Its learning rate and the norm of its gradient.
+        """
         parameters = list(self.value_head.parameters())
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -156,7 +159,7 @@ class Rank:
             group["lr"] = lr
         self.value_optimizer.step()
         self.value_optimizer.zero_grad()
-        return lr
+        return {"lr_value": lr, "grad_norm_value": float(flat.norm())}
 
     # -- weights -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 `python -m tests.learner.lockstep RANK RANKS PORT CASES.json OUT.json` runs every case in one process, because importing
 DeepSpeed takes longer than a case; rank 0 writes the answers.  `run_cases` starts the processes and reads them.
+
+AdamW hides a gradient that is too large or too small by a factor, and so do clipping and Muon: an answer holds the norms of
+the gradients beside the losses.
 """
 
 from __future__ import annotations
@@ -20,8 +23,14 @@ from tests.learner.examples import make_job, make_trajectory
 TIMEOUT_S = 280
 
 
-def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path) -> list[list[float]]:
-    """The total loss of every step of every case.  A case: model, steps, episodes and the learner's settings."""
+FIGURES = ("loss/total", "grad_norm/total", "grad_norm/value_head", "grad_norm/kl", "grad_norm/ppo")
+
+Answer = dict[str, list[float]]
+"""FIGURES, those that there are, at every step"""
+
+
+def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path) -> list[Answer]:
+    """What came of every case.  A case: model, steps, episodes and the learner's settings."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -48,7 +57,7 @@ def run_cases(ranks: int, cases: list[dict[str, Any]], folder: Path) -> list[lis
     return json.loads(out.read_text())
 
 
-def main(rank: int, ranks: int, port: int, cases: list[dict[str, Any]]) -> list[list[float]]:
+def main(rank: int, ranks: int, port: int, cases: list[dict[str, Any]]) -> list[Answer]:
     import torch.distributed as dist
 
     from agentrl.config import WeightTriple
@@ -75,7 +84,8 @@ def main(rank: int, ranks: int, port: int, cases: list[dict[str, Any]]) -> list[
     for case in cases:
         gang = Lockstep(make_job(case["model"], ranks=ranks, **case["learner"]))
         episodes = [make_trajectory(seed, (2 + seed, 3)) for seed in range(case["episodes"])]
-        results.append([gang.step(episodes, weights, 0.0)["loss/total"] for _ in range(case["steps"])])
+        steps = [gang.step(episodes, weights, 0.0) for _ in range(case["steps"])]
+        results.append({name: [step[name] for step in steps] for name in FIGURES if name in steps[0]})
     return results
 
 

@@ -132,7 +132,7 @@ def test_the_value_head_starts_at_zero_in_fp32_outside_of_the_module(model: torc
     head = ValueHead(model.config.hidden_size)
     module = StudentModule(model, head, VOCABULARY, Loss())
     assert not any(parameter.any() for parameter in head.parameters())
-    assert {parameter.dtype for parameter in head.to(torch.float32).parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.float32}
     assert not {id(p) for p in head.parameters()} & {id(p) for p in module.parameters()}
     assert head(torch.ones(3, model.config.hidden_size, dtype=torch.bfloat16)).dtype == torch.float32
 
