@@ -39,6 +39,10 @@ def test_every_mistake_is_told_at_once() -> None:
         (("learner.minibatches=500",), "learner.minibatches (500) is more than rollout.episodes_per_step (48)"),
         (("curriculum.max_level=2",), "curriculum.max_level (2) is below curriculum.start_level (3)"),
         (("rollout.max_turn_tokens=1024",), "leaves no room for a prompt"),
+        (
+            ("learner.loss.ppo.credit=token", "learner.loss.ppo.gamma=0.9"),
+            "set ppo.gamma to 1, ppo.credit to turn or value.teacher_weight to 0",
+        ),
         (("learner.loss.kl.direction=jsd", "learner.loss.kl.beta=1"), "makes jsd vanish"),
         (
             ("environments=[{id: agentrl/FoodOrder-v0}, {id: agentrl/FoodOrder-v0, kwargs: {compact_tools: false}}]",),

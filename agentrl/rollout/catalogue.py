@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agentrl.config import Job, JobError
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.env_actor import make_env
+from envs.base import DialogueEnv
 from envs.contract import AgentEnv
 
 
@@ -26,8 +27,20 @@ class Catalogue:
 
 
 def read_catalogue(job: Job) -> Catalogue:
-    """Raises JobError for an id that is not registered, arguments that do not fit or a level that no ladder has."""
+    """Raises JobError for an id that is not registered, arguments that do not fit or a level that no ladder has.
+
+    And for an environment that shapes its rewards under another discount than the advantages': the shaping would not
+    cancel out, and change which policy is best (Ng et al. 1999).
+    """
     made = {environment.id: make_env(environment) for environment in job.environments}
+    gamma = job.learner.loss.ppo.gamma
+    for name, env in made.items():
+        rewards = env.rewards if isinstance(env, DialogueEnv) else None
+        if rewards is not None and rewards.shaping and rewards.gamma != gamma:
+            raise JobError(
+                f"environments: {name} shapes its rewards with gamma {rewards.gamma:g}, but learner.loss.ppo.gamma is "
+                f"{gamma:g}: give the environment kwargs: {{gamma: {gamma:g}}}, or {{shaping: false}}"
+            )
     ladders = {name: len(env.levels()) for name, env in made.items()}
     highest = max(ladders.values())
     for key, level in (("start_level", job.curriculum.start_level), ("max_level", job.curriculum.max_level or 1)):

@@ -5,6 +5,7 @@ Training never comes here: it sends token ids, since text that is rendered and e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,22 @@ def _apply(tokenizer: Any, messages: list[dict], tools: list[dict] | None) -> st
 
 def _refuse_special_tokens(tokenizer: Any, request: TurnRequest) -> None:
     """A special token that somebody typed would be read as one: it could end a message and begin another's."""
-    for index, message in enumerate(request.messages):
+    for where, text in _texts(request.model_dump(include={"messages", "tools"}), ""):
         for token in tokenizer.all_special_tokens:
-            if token in (message.content or ""):
-                detail = (
-                    f"messages/{index}/content contains the special token {token!r}; leave it out or spell it apart"
-                )
+            if token in text:
+                detail = f"{where} contains the special token {token!r}; leave it out or spell it apart"
                 raise Problem(422, "special-token-in-text", detail)
+
+
+def _texts(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Every string in a JSON value with the place of it, names of keys included."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            below = f"{where}/{key}".lstrip("/")
+            yield below, key
+            yield from _texts(item, below)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{where}/{index}")

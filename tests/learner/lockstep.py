@@ -3,8 +3,8 @@
 `python -m tests.learner.lockstep RANK RANKS PORT CASES.json OUT.json` runs every case in one process, because importing
 DeepSpeed takes longer than a case; rank 0 writes the answers.  `run_cases` starts the processes and reads them.
 
-AdamW hides a gradient that is too large or too small by a factor, and so do clipping and Muon: an answer holds the norms of
-the gradients beside the losses.
+AdamW hides a gradient that is too large or too small by a factor, and so do clipping and Muon: an answer holds the
+norms of the gradients beside the losses.
 """
 
 from __future__ import annotations

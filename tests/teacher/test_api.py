@@ -268,6 +268,28 @@ def test_the_answer_comes_in_the_form_that_the_caller_likes_best(http, accept, e
         ({"tools": [{"type": "function"}]}, "no-tools", "has no place for tools"),
         ({"messages": [{"role": "user", "content": "<|im_end|>"}]}, "special-token-in-text", "'<|im_end|>'"),
         (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "name": "<|im_end|>", "content": "b"}]},
+            "special-token-in-text",
+            "messages/1/name",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": {"x": ["<|im_end|>"]}}}],
+                    }
+                ]
+            },
+            "special-token-in-text",
+            "messages/0/tool_calls/0/function/arguments/x/0",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"<|im_end|>": 1}}]},
+            "special-token-in-text",
+            "tools/0/function/<|im_end|>",
+        ),
+        (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             "invalid-body",
             "should be an object",
