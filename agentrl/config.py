@@ -307,13 +307,12 @@ class Job(Section):
                     f"environments: {environment.id} is listed twice with other kwargs or modules; only its language "
                     "and weight may differ, register another id for a variant"
                 )
-        loss = self.learner.loss
+        loss, top = self.learner.loss, self.curriculum.max_level
         if loss.ppo.credit == "token" and loss.ppo.gamma < 1 and loss.value.teacher_weight > 0:
             raise ValueError(
                 "learner.loss.ppo.credit=token discounts at every token, a teacher's values at every turn: set "
                 "ppo.gamma to 1, ppo.credit to turn or value.teacher_weight to 0"
             )
-        top = self.curriculum.max_level
         if top is not None and top < self.curriculum.start_level:
             raise ValueError(
                 f"curriculum.max_level ({top}) is below curriculum.start_level ({self.curriculum.start_level})"
