@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import gymnasium
 
 import envs  # noqa: F401  registers the names
+from benchmarks.machine import machine
 from envs.base import DialogueEnv
 
 NAMES = ("agentrl/FoodOrder-v0", "agentrl/SearchCalcQA-v0")
@@ -62,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds for each level")
     seconds = parser.parse_args().seconds
+    ran_on = machine()
     results: dict[str, Any] = {}
     for name in NAMES:
         env = gymnasium.make(name, disable_env_checker=True).unwrapped
@@ -72,10 +72,8 @@ def main() -> None:
         print(f"{name}: {mean:,.0f} steps a CPU second (target {TARGET_STEPS_PER_S:,})")
         for level, row in rows.items():
             print(f"  level {level}: " + ", ".join(f"{key} {value:,}" for key, value in row.items()))
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    machine["load_1min"] = round(os.getloadavg()[0], 1)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine, "environments": results}, indent=2) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps({"machine": ran_on, "environments": results}, indent=2) + "\n", encoding="utf-8")
     print(f"written to {RESULTS}")
 
 

@@ -1,7 +1,7 @@
 """Peak memory and time of the output layer in chunks, against the plain version that keeps all logits.
 
-    python benchmarks/learner.py                          # a tenth of the vocabulary of 150k, for a small CPU
-    python benchmarks/learner.py --vocabulary 150000      # the full case: the plain version needs about 20 GiB in fp32
+    python -m benchmarks.learner                          # a tenth of the vocabulary of 150k, for a small CPU
+    python -m benchmarks.learner --vocabulary 150000      # the full case: the plain version needs about 20 GiB in fp32
 
 Each version runs in its own process, forward and backward, on N tokens of a batch whose losses need the token's
 log-probability and those of 64 support ids.  The peak is that of the process (CPU) or of the allocator (GPU), less what
@@ -15,11 +15,15 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from agentrl.learner.output_layer import Scores, score
+from benchmarks.machine import machine
 
+RESULTS = Path(__file__).parent / "results"
 GIB = 2.0**30
 
 
@@ -77,18 +81,21 @@ def main() -> None:
     if args.only:
         print(json.dumps(measure(args.only, args)))
         return
+    result: dict[str, Any] = {**vars(args), "machine": machine(), "versions": {}}
     print(f"{args.tokens} tokens × {args.vocabulary} ids, hidden {args.hidden}, {args.dtype}, {args.device}")
     for version in VERSIONS:
-        command = [sys.executable, *sys.argv, "--only", version]
+        command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:], "--only", version]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"  {version:<8} did not finish (exit code {done.returncode}): out of memory?")
             continue
-        found = json.loads(done.stdout)
+        found = result["versions"][version] = json.loads(done.stdout)
         print(
             f"  {version:<8} {found['gib']:6.2f} GiB {found['seconds']:7.1f} s   "
             f"loss {found['loss']:.6f}   gradient norm {found['gradient_norm']:.6f}"
         )
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "learner.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

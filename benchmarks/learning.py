@@ -11,16 +11,16 @@
                    as the job forces upon the student
     start          nothing is trained
 
-Every method is evaluated on the same held-out tasks, on the start level and the next harder one, clean and after an
-injected, stated error.  A row's interval is Student's t over the seeds.  Each run's measures are kept in
-`benchmarks/results/learning/`, the table in `benchmarks/results/learning.json`.
+Every method is evaluated on the same 100 held-out tasks a level and measure, clean and after an injected, stated error:
+on the two levels that the job trains on and on the next harder one, which nobody trained on.  A row's interval is
+Student's t over the seeds.  Each run's measures are kept in `benchmarks/results/learning/` with the job and the commit
+that gave them, the table in `benchmarks/results/learning.json`.  Runs of different jobs are never put into one table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections import defaultdict
 from contextlib import ExitStack
@@ -42,8 +42,10 @@ from agentrl.observe.progress import Progress
 from agentrl.observe.run_folder import AFTER, RunFolder
 from agentrl.train import evaluation, sync_weights, train
 from agentrl.types import Trajectory, TurnGuidance
+from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
+SUITE = ("evaluation.tasks=100", "evaluation.levels=[3, 4, 5]")
 METHODS = ("opd", "no-curriculum", "sft", "sft-errors")
 MEASURES = ("success", "error_recovery", "mean_turns", "tool_accuracy")
 
@@ -58,28 +60,41 @@ def main() -> None:
     console = Console(highlight=False)
     for seed in arguments.seeds:
         for method in arguments.methods:
-            path = RESULTS / "learning" / f"{method}-seed{seed}.json"
-            if path.exists():
-                console.print(f"{path} is there already")
+            overrides = [*SUITE, f"seed={seed}", f"name=learning-{method}-{seed}", *arguments.overrides]
+            job = load_job(arguments.job, overrides)
+            if read(method, seed, job) is not None:
+                console.print(f"{path_of(method, seed)} is there already")
                 continue
-            job = load_job(arguments.job, [f"seed={seed}", f"name=learning-{method}-{seed}", *arguments.overrides])
-            started = time.monotonic()
-            opd = RESULTS / "learning" / f"opd-seed{seed}.json"
-            turns = json.loads(opd.read_text())["turns"] if opd.exists() else None
-            measures = run(method, job, turns, start_of(arguments.seeds))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({**measures, "wall_s": time.monotonic() - started}, indent=1) + "\n")
+            ran_on, started = machine(), time.monotonic()
+            opd = read("opd", seed, job)
+            known = [found for other in arguments.seeds if (found := read("opd", other, job)) is not None]
+            measures = run(method, job, opd and opd["turns"], known[0]["before"] if known else None)
+            measures |= {"wall_s": time.monotonic() - started, "machine": ran_on, "job": _recipe(job)}
+            path_of(method, seed).parent.mkdir(parents=True, exist_ok=True)
+            path_of(method, seed).write_text(json.dumps(measures, indent=1) + "\n")
     table = summarise(arguments.methods, arguments.seeds)
-    (RESULTS / "learning.json").write_text(
-        json.dumps({"machine": platform.processor(), "rows": table}, indent=1) + "\n"
-    )
+    (RESULTS / "learning.json").write_text(json.dumps({"rows": table}, indent=1) + "\n")
     console.print(to_rich(table))
 
 
-def start_of(seeds: list[int]) -> dict[str, Any] | None:
-    """What an earlier run found before it trained: student, tasks and draws are those of every other run."""
-    paths = [RESULTS / "learning" / f"opd-seed{seed}.json" for seed in seeds]
-    return next((json.loads(path.read_text())["before"] for path in paths if path.exists()), None)
+def path_of(method: str, seed: int) -> Path:
+    return RESULTS / "learning" / f"{method}-seed{seed}.json"
+
+
+def read(method: str, seed: int, job: Job) -> dict[str, Any] | None:
+    """What a run gave, if it has been made.  Raises SystemExit where it was made by another job than this."""
+    path = path_of(method, seed)
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    if found["job"] != _recipe(job):
+        raise SystemExit(f"{path} was made by another job than {job.name}'s: move it away and run again")
+    return found
+
+
+def _recipe(job: Job) -> dict[str, Any]:
+    """The job without what tells one run of it from another."""
+    return job.model_dump(mode="json", exclude={"name", "seed", "runs_dir"})
 
 
 def run(method: str, job: Job, turns: int | None, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -131,6 +146,7 @@ def imitate(job: Job, folder: RunFolder, progress: Progress, turns: int | None, 
             )
             progress.step(record)
             loop.step = step + 1
+            loop.stop.check()
         sync_weights(loop)
         return evaluation(loop, AFTER)
 
@@ -181,7 +197,7 @@ def summarise(methods: list[str], seeds: list[int]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for method in methods:
         for seed in seeds:
-            path = RESULTS / "learning" / f"{method}-seed{seed}.json"
+            path = path_of(method, seed)
             if not path.exists():
                 continue
             data = json.loads(path.read_text())

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from agentrl.config import parse_job
 from agentrl.local_ray import local_ray
 from agentrl.rollout.engine import Sampling
 from agentrl.types import EpisodeSpec, Trajectory
+from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 1800
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
 
+    ran_on = machine()
     with local_ray(num_cpus=args.workers + 1):
         rows = measure(args)
     best = sorted(rows, key=lambda row: row["ratio"])[(len(rows) - 1) // 2]
@@ -128,8 +129,7 @@ def main() -> None:
         "repeats": rows,
         **vars(args),
         "model": Path(args.model).name,
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
+        "machine": ran_on,
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"rollout-{os.cpu_count()}cpu.json"

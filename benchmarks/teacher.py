@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from agentrl.teacher.client import ScoreItem, TeacherClient
 from agentrl.teacher.hf_scorer import HfScorer
 from agentrl.teacher.schemas import ScoreRequest
 from agentrl.teacher.server import service
+from benchmarks.machine import machine
 
 BATCH_TOKENS = 8192
 
@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/teacher.json"))
     args = parser.parse_args()
 
+    ran_on = machine()
     folder = resolve_model(args.model)
     threads = len(os.sched_getaffinity(0))
     scorer = HfScorer.load(folder, args.dtype, BATCH_TOKENS, threads=threads)
@@ -143,7 +144,8 @@ def main() -> None:
         "benchmark": "teacher",
         "model": scorer.identity.name,
         "dtype": args.dtype,
-        "machine": f"{platform.machine()}, {threads} CPUs, torch {torch.__version__}",
+        "machine": ran_on,
+        "threads": threads,
         "sequences": args.sequences,
         "turns": args.sequences * args.turns,
         "tokens": tokens,
