@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
-from dataclasses import asdict
+import re
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from rich.console import Console
 
 from agentrl.demo.build import PAIRS, ChecksumError, ModelsExist, build, verify
 from agentrl.demo.dialogues import Domain, make_env, play_expert
-from agentrl.demo.pretrain import Ladder, Recipe, pretrain
+from agentrl.demo.pretrain import Ladder, pretrain
 
 REPO = Path(__file__).resolve().parent.parent
 MODELS = REPO / "models"
@@ -26,7 +29,7 @@ def test_the_committed_models_are_the_ones_of_their_checksums(name: str) -> None
 def test_the_committed_models_were_made_by_the_recipes_that_are_here(name: str) -> None:
     for role, stages in {"teacher": PAIRS[name].teacher, "student": PAIRS[name].student}.items():
         made_by = json.loads((MODELS / name / role / "recipe.json").read_text(encoding="utf-8"))
-        assert made_by == json.loads(json.dumps(asdict(stages[-1])))
+        assert made_by == json.loads(json.dumps([asdict(stage) for stage in stages]))
 
 
 def test_the_committed_models_are_small() -> None:
@@ -75,16 +78,26 @@ def test_injected_mistakes_are_read_and_never_trained_on() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_small_model_learns_from_the_recipe_and_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    recipe = Recipe(
-        hidden=64, layers=2, heads=1, intermediate=128, domains=(Domain("agentrl/FoodOrder-v0", "en"),), steps=60,
-        max_level=1, processes=1,
-    )  # fmt: skip
-    losses = [
-        [f["loss"] for _, f in pretrain(recipe, MODELS / "food_order" / "student", tmp_path / name)]
-        for name in ("a", "b")
-    ]
-    assert losses[0][-1] < 1.0, "from 7.0 at the start"
+def test_the_one_command_makes_a_small_pair_that_learns(tmp_path: Path) -> None:
+    said = io.StringIO()
+    build(tmp_path, Console(file=said, width=200), names=["food_order_zh"], small=True)
+    losses = [float(loss) for loss in re.findall(r"teacher 1/1 \d+/120 level 1 loss ([0-9.]+)\n", said.getvalue())]
+    assert losses[0] > 1.0, "after 50 steps"
+    assert losses[-1] < 0.5, "after 120"
+    verify(tmp_path / "food_order_zh")
+    assert [path.name for path in tmp_path.iterdir()] == ["food_order_zh"], "nothing else is left"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_same_recipe_gives_the_same_bytes(tmp_path: Path) -> None:
+    start = tmp_path / "tokenizer"
+    start.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODELS / "food_order_zh/student" / name, start)
+    recipe = replace(PAIRS["food_order_zh"].student[0], steps=8)
+    losses = [[figures["loss"] for _, figures in pretrain(recipe, start, tmp_path / name)] for name in ("a", "b")]
     assert losses[0] == losses[1]
+    assert losses[0][0] > 3.0, "it starts from nothing"
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert files[0] == files[1]

@@ -7,9 +7,10 @@ models says which.  Another kind of CPU rounds differently, and gives models as 
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ def _build(name: str, pair: Pair, out: Path, console: Console) -> None:
                 stage = Path(folder) / f"{role}-{number}"
                 _pretrain(f"{name} {role} {number}/{len(recipes)}", recipe, start, stage, console)
                 start = stage
+            stages = [asdict(recipe) for recipe in recipes]
+            (start / "recipe.json").write_text(json.dumps(stages, indent=1) + "\n", encoding="utf-8")
             start.rename(made / role)
         sums = "".join(f"{digest}  {path}\n" for path, digest in digests(made).items())
         (made / SUMS).write_text(sums, encoding="ascii")

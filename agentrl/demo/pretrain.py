@@ -10,7 +10,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +317,6 @@ def save_model(model: PolicyWithValue, tokenizer: PreTrainedTokenizerFast, recip
     (out / "value_head/config.json").write_text(
         json.dumps({"gamma": recipe.gamma, "scale": 1.0, "calibrated": True}) + "\n"
     )
-    (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
 
 
 def _free_port() -> int:
