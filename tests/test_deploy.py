@@ -148,3 +148,15 @@ def test_ci_runs_the_checks_and_the_test_command_of_the_readme_and_stops_at_the_
     script = (REPO / ".ci/run").read_text()
     assert "set -euo pipefail" in script
     assert script.splitlines()[-2:] == ["make check", "make test"]
+
+
+def test_models_and_runs_of_the_gpu_job_lie_where_every_node_sees_them(ray_up: dict[str, Any]) -> None:
+    job = load_job(REPO / "deploy/jobs/qwen_a100.yaml")
+    for path in (job.student.path, job.teacher.scorer.path, job.runs_dir):
+        assert str(path).startswith("/shared/")
+    assert any("/shared" in command for command in ray_up["setup_commands"])
+    for spec in (manifest("rayjob.yaml")["spec"]["rayClusterSpec"], manifest("raycluster.yaml")["spec"]):
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            for container in group["template"]["spec"]["containers"]:
+                mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+                assert {"/shared/models", "/shared/runs"} <= mounts
