@@ -58,7 +58,24 @@ def set_targets(
         "ppo/advantage_std": float(advantages_N.std()) if len(advantages_N) else 0.0,
         "value/explained_variance": adv.explained_variance(np.concatenate(values), returns_S),
         "value/return_mean": float(returns_S.mean()) if len(returns_S) else 0.0,
+        **(_teacher_figures(rows) if ppo.credit == "turn" else {}),
     }
+
+
+def _teacher_figures(rows: Sequence[Row]) -> dict[str, float]:
+    """How far the teacher's values can be believed of states that the student got itself into.
+
+    The share of turns with a value, how much of the returns' variance the values explain, and their mean less the
+    returns'.
+    """
+    values_G = np.concatenate([row.teacher_values_G for row in rows]).astype(np.float64)
+    known_G = np.isfinite(values_G)
+    figures = {"value/teacher_share": float(known_G.mean()) if len(known_G) else 0.0}
+    if known_G.any():
+        returns_G = np.concatenate([row.returns_S for row in rows])[known_G]
+        figures["value/teacher_explained_variance"] = adv.explained_variance(values_G[known_G], returns_G)
+        figures["value/teacher_bias"] = float((values_G[known_G] - returns_G).mean())
+    return figures
 
 
 def _set_episode(trajectory: Trajectory, parts: list[tuple[Row, RowScores]], ppo: Ppo) -> np.ndarray:

@@ -97,6 +97,19 @@ def test_whitening_uses_the_tokens_of_the_whole_batch() -> None:
     assert everything.std() == pytest.approx(1.0, abs=1e-6)
 
 
+def test_the_teachers_values_are_held_against_the_returns() -> None:
+    """Returns 1 and 2 of turns 0 and 2 against values 1.5 and 2.5; turn 1 has no value.  One half too much."""
+    trajectory = make_trajectory(0, (2, 3, 2), rewards=(-1.0, 0.0, 2.0))
+    for guidance, value in zip(trajectory.guidance, (1.5, None, 2.5), strict=True):
+        guidance.value = value
+    (row,) = build_rows([trajectory])
+    scores = RowScores(row.behaviour_N, row.behaviour_N, np.zeros(len(row.token_ids_T), np.float32))
+    figures = set_targets([row], [scores], [trajectory], Ppo(gae_lambda=1.0))
+    assert figures["value/teacher_share"] == pytest.approx(2 / 3)
+    assert figures["value/teacher_explained_variance"] == pytest.approx(1.0)
+    assert figures["value/teacher_bias"] == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("tokens", [[], [3.0], [2.0, 2.0]])
 def test_whitening_leaves_alone_what_has_no_scale(tokens: list[float]) -> None:
     assert adv.whiten(np.array(tokens)).tolist() == tokens
