@@ -21,8 +21,8 @@ def step_figures(
 
     grad_norm/total: norm of the gradient of all weights before clipping, mean over mini-batches (AdamW, or ZeRO 0).
     grad_norm/value_head: norm of the gradient of the value head's own weights, which are no part of the model's.
-    grad_norm/<term> (ADR 10): norm of the gradient of the weighted term with respect to the last hidden states, exact over all
-    micro-batches and ranks, in the first mini-batch of the step.
+    grad_norm/<term>: norm of the gradient of the weighted term with respect to the last hidden states (ADR 10), exact
+    over all micro-batches and ranks, in the first mini-batch of the step.
     """
     minibatches = [
         {name: _combine(name, [mini[name] for mini in minis]) for name in minis[0]}
