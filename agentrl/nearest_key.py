@@ -1,4 +1,4 @@
-"""Which key was probably meant: names for people of the places in a pydantic model, and the nearest key to a wrong one."""
+"""Places in a pydantic model, named for people, and which key was probably meant by one that is not there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nearest_name(name: str, known: set[str]) -> str:
 
 
 def _places(annotation: Any, key: str, prefix: str = "") -> Iterator[str]:
-    """Every path below `annotation` that ends in `key`, with the `type` that it needs where others of a union lack it."""
+    """The paths below `annotation` that end in `key`, with the `type` that has it where others of a union lack it."""
     models = _models(annotation)
     for model in models:
         for name, field in model.model_fields.items():
