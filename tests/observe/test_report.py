@@ -91,10 +91,10 @@ def test_what_a_model_wrote_is_shown_and_never_run(page):
     assert "level 2: success <0.9>" in page.text
 
 
-def test_it_shows_each_turns_label_reward_parts_and_teacher_kl(page):
+def test_it_shows_each_turns_label_reward_parts_and_log_ratio_to_the_teacher(page):
     assert "premature_stop (first error)" in page.text
     assert "shaping +0.105" in page.text
-    assert "teacher KL 0.401" in page.text
+    assert "log-ratio to the teacher 0.401" in page.text
     assert "value 0.75" in page.text
 
 

@@ -51,7 +51,7 @@ def test_the_figures_of_a_run(folder):
     assert (summary["tokens_generated"], summary["rollout_tokens_per_s"]) == (500, 100.0)
     assert (summary["episodes"], summary["episodes_failed"]) == (16, 1)
     assert summary["parity_gap_max"] == 2e-6
-    assert summary["levels"] == [{"step": 1, "level": 2}]
+    assert summary["levels"] == [{"step": 2, "level": 2}], "steps done"
     assert (summary["before"]["success"]["mean"], summary["after"]["success"]["mean"]) == (0.25, 0.75)
     assert (summary["before"]["step"], summary["after"]["step"]) == (0, 4)
     assert summary["wall_s"] >= 0
