@@ -103,6 +103,14 @@ def test_it_shows_the_table_of_before_and_after(page):
     assert "+50.0 % [+40.0, +60.0]" in page.text
 
 
+def test_it_has_the_losses_the_gradient_norms_each_level_and_the_promotions(folder, page):
+    assert "losses" in page.text
+    assert "gradient norms" in page.text
+    figures = (folder.path / "report.html").read_text(encoding="utf-8").replace(" ", "")
+    assert '"name":"level1"' in figures, "the line of a level"
+    assert '"text":"level2"' in figures, "the mark of a promotion"
+
+
 def test_the_learning_curve_is_a_picture(folder):
     assert (folder.path / "report.png").read_bytes().startswith(b"\x89PNG")
 

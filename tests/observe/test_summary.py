@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.evaluation.suite import score
 from agentrl.observe import summary as summary_room
 from agentrl.observe.run_folder import RunFolder
 from agentrl.observe.summary import git_commit, versions, write_summary
@@ -56,6 +57,18 @@ def test_the_figures_of_a_run(folder):
     assert (summary["before"]["step"], summary["after"]["step"]) == (0, 4)
     assert summary["wall_s"] >= 0
     assert folder.read_json("summary.json") == summary
+
+
+def test_before_and_after_have_each_measure_with_its_interval_and_number(folder, play):
+    folder.record_evaluation(0, score("before", [play("a", success=False), play("b"), play("c")]))
+    folder.record_evaluation(4, score("after", [play("a"), play("b"), play("c")]))
+    summary = write_summary(folder)
+    for evaluation in (summary["before"], summary["after"]):
+        for metric in ("success", "mean_turns", "tool_accuracy", "error_recovery"):
+            assert evaluation[metric].keys() == {"mean", "low", "high", "n"}
+    success = summary["before"]["success"]
+    assert (success["mean"], success["n"]) == (pytest.approx(2 / 3), 3)
+    assert success["low"] < success["mean"] < success["high"]
 
 
 def test_a_run_that_has_not_finished_has_no_after(folder):
