@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 JOB ?= deploy/jobs/quickstart.yaml
 MODELS ?= models/food_order
-OUT ?= models/rebuilt
+OUT ?= runs/demo-models
 ARGS ?=
 
 .PHONY: help install dev quickstart test test-fast check format demo-models bench bench-learning clean
@@ -65,14 +65,15 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "agentrl needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." \
 	    "Install one and say PYTHON=python3.11 make …" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }  # half a venv has a python and would pass for a whole one
 
 # torch first: what pip is configured with, else PyTorch's own index of CPU builds (PyPI carries no +cpu build).
 # Then the lock, without dependency resolution, for the reason in docs/adr/0001-lock-without-dependencies.md.
 $(VENV)/.runtime: $(BIN)/python requirements/cpu.lock requirements/torch-cpu.lock pyproject.toml
 	@echo "Installing the locked packages into $(VENV): minutes the first time."
-	$(PIP) install --no-deps -r requirements/torch-cpu.lock 2>/dev/null || \
-	  $(PIP) install --no-deps -r requirements/torch-cpu.lock --index-url $(PYTORCH_CPU_INDEX)
+	$(PIP) install --no-deps -r requirements/torch-cpu.lock 2>$(VENV)/torch.log || \
+	  $(PIP) install --no-deps -r requirements/torch-cpu.lock --index-url $(PYTORCH_CPU_INDEX) || { \
+	  echo "From pip's own index, before that ($(VENV)/torch.log):" >&2; tail -n 5 $(VENV)/torch.log >&2; exit 1; }
 	$(PIP) install --no-deps setuptools==$$(sed -n 's/^setuptools==//p' requirements/cpu.lock)
 	$(PIP) install --no-deps --no-build-isolation -r requirements/cpu.lock
 	$(PIP) install --no-deps --no-build-isolation --editable .

@@ -30,6 +30,7 @@ class Loop:
     """The parts of a running job and how far it has come.
 
     step: steps done.  whole: the learner has taken these and no more, so that a checkpoint may be written.
+    parity_gap: the largest one since the last record of a step, in nats.
     """
 
     job: Job
@@ -44,6 +45,7 @@ class Loop:
     probe: ParityProbe
     step: int = 0
     whole: bool = True
+    parity_gap: float = 0.0
     phase_s: dict[str, float] = field(default_factory=dict)
     signatures: set[str] = field(default_factory=set)
 
@@ -57,11 +59,18 @@ class Loop:
 
 
 def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) -> Loop:
-    """Start every part of the job, each to be stopped again when `stack` closes."""
+    """Start every part of the job, each to be stopped again when `stack` closes; Ctrl-C interrupts it."""
+    stop = stack.enter_context(StopFlag())  # first: it is then there until the last part has stopped
+    with stop.may_interrupt():
+        return _start(job, folder, progress, stack, stop)
+
+
+def _start(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack, stop: StopFlag) -> Loop:
     catalogue = read_catalogue(job)
     tokenizer = AutoTokenizer.from_pretrained(job.student.path)
     progress.phase("starting Ray")
     own_ray = stack.enter_context(cluster.connect(job))
+    stop.take()
     placement = stack.enter_context(cluster.reserve(job))
     progress.phase("starting the teacher")
     url = job.teacher.url
@@ -83,7 +92,7 @@ def assemble(job: Job, folder: RunFolder, progress: Progress, stack: ExitStack) 
         job=job,
         folder=folder,
         progress=progress,
-        stop=stack.enter_context(StopFlag()),
+        stop=stop,
         catalogue=catalogue,
         curriculum=curriculum,
         pool=pool,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from agentrl.config import Job, JobError, dump_job, load_job
+from agentrl.types import Failure
 
 app = typer.Typer(
     name="agentrl",
@@ -37,9 +38,20 @@ Overrides = Annotated[
 ]
 
 
+def _writable(path: Path | None) -> Path | None:
+    """Said before the work whose result would be lost."""
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(path.parent)!r} to write it to")
+    return path
+
+
+def _output(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, callback=_writable, dir_okay=False, writable=True, show_default=False)
+
+
 def fail(message: str, code: int = 2) -> typer.Exit:
     """Print an error for people and give the exit to raise."""
-    console.print(f"[bold red]error:[/] {_escape(message)}")
+    console.print(f"[bold red]error:[/] {_escape(message)}", soft_wrap=True)
     return typer.Exit(code)
 
 
@@ -60,40 +72,46 @@ def train(
         Path | None, typer.Option(help="a run folder to continue", metavar="RUN", show_default=False)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the resolved job and what it reserves; start nothing")
+        bool,
+        typer.Option(
+            "--dry-run", help="print the resolved job and what it reserves, try its environments, start nothing"
+        ),
     ] = False,
 ) -> None:
     """Run a training job, and print the table of before and after."""
-    if resume is not None:
-        if job_file is not None or overrides:
-            raise fail("--resume takes the job from the run folder: leave JOB and KEY=VALUE out")
-        job_file = resume / "job.yaml"
-    if job_file is None:
-        raise fail("name a job file, or a run with --resume")
-    job = _load(job_file, overrides)
-    if dry_run:
-        from agentrl.cluster import describe
+    with _failures(2):
+        from agentrl.models import locate_models
+        from agentrl.observe.run_folder import RunFolder
+        from agentrl.rollout.catalogue import read_catalogue
 
-        typer.echo(dump_job(job), nl=False)
-        console.print(describe(job))
-        return
+        job = _job_to_train(job_file, overrides, resume)
+        read_catalogue(job)
+        if dry_run:
+            _describe(job)
+            return
+        job = locate_models(job)
+        folder = RunFolder.reopen(resume) if resume is not None else RunFolder.create(job)
+    console.print(f"run folder: {folder.path}", soft_wrap=True)
+
     from agentrl.evaluation.table import to_rich
     from agentrl.interrupt import Interrupted
     from agentrl.observe.progress import Progress
-    from agentrl.observe.run_folder import RunFolder
     from agentrl.train import train as run
 
-    with _failures():
-        folder = RunFolder.open(resume) if resume is not None else RunFolder.create(job)
-        console.print(f"run folder: {folder.path}", soft_wrap=True)
-        try:
-            with Progress(job, console) as progress:
-                comparison = run(job, folder, progress, resume=resume is not None)
-        except Interrupted:
-            console.print(f"stopped; continue with: agentrl train --resume {folder.path}", soft_wrap=True)
-            raise typer.Exit(130) from None
+    go_on = f"continue with: agentrl train --resume {folder.path}"
+    try:
+        with Progress(job, console) as progress:
+            comparison = run(job, folder, progress, resume=resume is not None)
+    except Interrupted:
+        console.print(f"stopped; {go_on}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    except Failure as error:
+        failed = fail(str(error), 1)
+        if folder.checkpoints.completed():
+            console.print(f"what was learned is kept; once that is mended, {go_on}", soft_wrap=True)
+        raise failed from error
     Console(highlight=False).print(to_rich(comparison))
-    console.print(f"report: {folder.path / 'report.html'}")
+    console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
 
 
 @app.command(
@@ -107,7 +125,7 @@ Examples:
 def evaluate(
     job_file: JobOrRun,
     overrides: Overrides = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="write the measures here, too")] = None,
+    json_out: Annotated[Path | None, _output("write the measures here, too", "--json")] = None,
 ) -> None:
     """Play the held-out suite with the student: success, turns, tool accuracy and recovery from injected errors."""
     import json
@@ -137,7 +155,7 @@ def rollout(
     overrides: Overrides = None,
     episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 8,
     show: Annotated[int, typer.Option(min=0, help="dialogues to print")] = 1,
-    out: Annotated[Path | None, typer.Option(help="write the trajectories here (.jsonl.zst)")] = None,
+    out: Annotated[Path | None, _output("write the trajectories here (.jsonl.zst)")] = None,
 ) -> None:
     """Play training tasks with the student, train nothing, and print dialogues."""
     from agentrl.evaluation.command import rollout_job
@@ -229,28 +247,54 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _load(path: Path, overrides: list[str] | None) -> Job:
+def _job_to_train(job_file: Path | None, overrides: list[str] | None, resume: Path | None) -> Job:
+    from agentrl.observe.run_folder import RunFolder
+
+    if resume is None:
+        if job_file is None:
+            raise fail("name a job file, or a run with --resume")
+        return load_job(job_file, overrides or ())
+    if job_file is not None or overrides:
+        raise fail("--resume takes the job from the run folder: leave JOB and KEY=VALUE out")
+    return RunFolder.open(resume).job
+
+
+def _describe(job: Job) -> None:
+    """What a dry run says.  Models may lie on the cluster alone, so that one that isn't here is no error."""
+    from agentrl.cluster import describe
+    from agentrl.models import locate_models
+
+    typer.echo(dump_job(job), nl=False)
+    console.print(describe(job))
     try:
-        return load_job(path, overrides or ())
+        locate_models(job)
     except JobError as error:
-        raise fail(str(error)) from error
+        console.print(f"[bold yellow]warning:[/] a run from here would fail: {_escape(str(error))}", soft_wrap=True)
+
+
+def _load(path: Path, overrides: list[str] | None) -> Job:
+    with _failures(2):
+        return load_job(path, overrides or ())
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
+def _failures(code: int = 1) -> Iterator[None]:
     """Errors that say what was wrong and what to do are printed without a traceback; any other one is a defect."""
-    from agentrl.types import Failure
-
     try:
         yield
     except Failure as error:
-        raise fail(str(error), 1) from error
+        raise fail(str(error), code) from error
 
 
 def _load_job_or_run(path: Path, overrides: list[str] | None) -> Job:
-    if path.is_dir():
-        return _load(path / "job.yaml", [*(overrides or ()), f"student.path={path / 'model'}"])
-    return _load(path, overrides)
+    if not path.is_dir():
+        return _load(path, overrides)
+    from agentrl.observe.run_folder import RunFolder
+
+    with _failures(2):
+        model = RunFolder.open(path).model
+        job = load_job(path / "job.yaml", overrides or ())
+    return job.model_copy(update={"student": job.student.model_copy(update={"path": str(model)})})
 
 
 def _escape(text: str) -> str:

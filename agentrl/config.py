@@ -10,21 +10,39 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
-from agentrl.nearest_key import nearest_key
-from agentrl.types import Failure
+from agentrl.job_file import JobError, read_job_file
+from agentrl.nearest_key import key_path, nearest_key, nearest_name
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
-
-
-class JobError(Failure):
-    """A job file that cannot be run: says what was wrong, where, and what to do."""
+Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]  # YAML has lists and no tuples
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def union(default: str) -> tuple[Any, Any]:
+    """Sections that are told apart by their `type`, and the type of one that does not say it."""
+
+    def with_type(data: Any) -> Any:
+        return {"type": default, **data} if isinstance(data, dict) else data
+
+    return Field(discriminator="type"), BeforeValidator(with_type)
 
 
 class Environment(Section):
@@ -72,7 +90,7 @@ class TransformersEngine(Section):
 
 
 class Rollout(Section):
-    engine: Annotated[VllmEngine | TransformersEngine, Field(discriminator="type")] = VllmEngine()
+    engine: Annotated[VllmEngine | TransformersEngine, *union("vllm")] = VllmEngine()
     workers: PositiveInt = 2
     env_actors: PositiveInt = 1
     episodes_per_step: PositiveInt = 32
@@ -180,7 +198,7 @@ class Loss(Section):
 class AdamW(Section):
     type: Literal["adamw"] = "adamw"
     lr: PositiveFloat = 1e-5
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     weight_decay: NonNegative = 0.0
 
 
@@ -191,7 +209,7 @@ class Muon(Section):
     lr: PositiveFloat = 6e-3
     momentum: Fraction = 0.95
     adam_lr: PositiveFloat = 1.5e-3
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     weight_decay: NonNegative = 0.0
 
 
@@ -206,7 +224,7 @@ class Schedule(Section):
 class Learner(Section):
     ranks: PositiveInt = 1
     zero_stage: Literal[0, 1, 2, 3] = 0
-    optimizer: Annotated[AdamW | Muon, Field(discriminator="type")] = AdamW()
+    optimizer: Annotated[AdamW | Muon, *union("adamw")] = AdamW()
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     minibatches: PositiveInt = 1
@@ -255,12 +273,12 @@ class SuccessCurriculum(CurriculumBase):
 class Evaluation(Section):
     tasks: Annotated[int, Field(ge=1)] = 200
     """held-out tasks a level, played once clean and once after an injected, stated error"""
-    levels: list[PositiveInt] | None = None
+    levels: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     """None: the curriculum's start level and the one above"""
     temperature: NonNegative = 0.0
     """0 is greedy"""
     max_turns: PositiveInt | None = None
-    confidence: Fraction = 0.95
+    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     every_steps: PositiveInt | None = None
     """evaluations between the first and the last; None: only before and after"""
 
@@ -286,7 +304,7 @@ class Job(Section):
     teacher: TeacherService
     rollout: Rollout = Rollout()
     learner: Learner = Learner()
-    curriculum: Annotated[FixedCurriculum | LengthCurriculum | SuccessCurriculum, Field(discriminator="type")] = (
+    curriculum: Annotated[FixedCurriculum | LengthCurriculum | SuccessCurriculum, *union("success")] = (
         SuccessCurriculum()
     )
     evaluation: Evaluation = Evaluation()
@@ -330,18 +348,7 @@ def load_job(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> J
 
     Raises JobError naming the file, the key, what was wrong with it and the nearest right key.
     """
-    path = Path(path)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise JobError(f"cannot read the job file {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise JobError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise JobError(f"{path} must be a mapping of keys to values, got {type(data).__name__}")
-    for override in overrides:
-        _apply(data, override)
-    return parse_job(data, source=str(path))
+    return parse_job(read_job_file(Path(path), overrides), source=str(path))
 
 
 def parse_job(data: dict[str, Any], source: str = "job") -> Job:
@@ -349,52 +356,24 @@ def parse_job(data: dict[str, Any], source: str = "job") -> Job:
     try:
         return Job.model_validate(data)
     except ValidationError as error:
-        lines = [f"{source} is not a valid job:"]
-        for item in error.errors():
-            where = ".".join(str(part) for part in item["loc"]) or "(whole file)"
-            message = item["msg"].removeprefix("Value error, ")
-            if item["type"] == "extra_forbidden":
-                message = f"unknown key; {nearest_key(Job, item['loc'])}"
-            lines.append(f"  {where}: {message}")
-        raise JobError("\n".join(lines)) from error
+        lines = [_problem(item) for item in error.errors()]
+        raise JobError("\n".join([f"{source} is not a valid job:", *lines])) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """One thing that is wrong, in a line."""
+    where = key_path(Job, error["loc"]) or "(whole file)"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = f"unknown key; {nearest_key(Job, error['loc'])}"
+    elif error["type"] == "union_tag_invalid":
+        context = error.get("ctx", {})
+        where += ".type"
+        known = {tag.strip(" '") for tag in context["expected_tags"].split(",")}
+        message = f"unknown type {context['tag']!r}; {nearest_name(context['tag'], known)}"
+    return f"  {where}: {message}"
 
 
 def dump_job(job: Job) -> str:
     """The resolved job as YAML; `load_job` of it gives the same job."""
     return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, sep, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not sep or not all(parts):
-        raise JobError(f"override {override!r} must look like key.sub=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise JobError(f"override {override!r}: the value is not valid YAML: {error}") from error
-    node: Any = data
-    for i, part in enumerate(parts[:-1]):
-        node = _child(node, part, ".".join(parts[: i + 1]), override)
-    if isinstance(node, list):
-        node[_index(node, parts[-1], override)] = value
-    else:
-        node[parts[-1]] = value
-
-
-def _child(node: Any, part: str, where: str, override: str) -> Any:
-    if isinstance(node, list):
-        child = node[_index(node, part, override)]
-    else:
-        child = node.setdefault(part, {})
-        if child is None:
-            child = node[part] = {}
-    if not isinstance(child, dict | list):
-        raise JobError(f"override {override!r}: {where} is a plain value and has no keys")
-    return child
-
-
-def _index(node: list, part: str, override: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
-        raise JobError(f"override {override!r}: {part!r} is not one of the indices 0..{len(node) - 1}")
-    return int(part)

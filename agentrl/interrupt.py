@@ -29,9 +29,14 @@ class StopFlag:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopFlag:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        self._before = self.take()
         return self
+
+    def take(self) -> dict[int, Any]:
+        """Take the signals over; the handlers that had them.  Again after Ray has started, which takes SIGTERM."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        return {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -1,7 +1,7 @@
 """Where a job's models lie: a normal folder as it is, or a GGUF file inside an installed package made into one, once.
 
-Called by `train`, `evaluate` and `doctor` before any role starts; roles only ever see folders.  Nothing is downloaded,
-and nothing but safetensors is written.
+Called by the commands before any role starts; roles only ever see folders.  Nothing is downloaded, and nothing but
+safetensors is written.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,30 @@ from agentrl.config import Job, JobError
 GGUF = "gguf:"
 
 
+def locate_models(job: Job) -> Job:
+    """The job with the folders of its models in full, each looked at; a `gguf:PACKAGE` is looked for and kept.
+
+    Such a job means the same from any folder.  Raises JobError as `resolve_model` does; converts nothing.
+    """
+    return _with_teacher(_with_student(job, _locate), _locate)
+
+
 def resolve_models(job: Job) -> Job:
     """The job with the student's and the teacher's paths resolved; see `resolve_model`.
 
     The teacher of a job with `teacher.url` lies elsewhere, and its path is left alone.
     """
-    student = job.student.model_copy(update={"path": str(_resolve(job.student.path, "student.path"))})
-    update: dict[str, object] = {"student": student}
-    if job.teacher.url is None:
-        path = str(_resolve(job.teacher.scorer.path, "teacher.scorer.path"))
-        scorer = job.teacher.scorer.model_copy(update={"path": path})
-        update["teacher"] = job.teacher.model_copy(update={"scorer": scorer})
-    return job.model_copy(update=update)
+    return resolve_teacher(resolve_student(job))
+
+
+def resolve_student(job: Job) -> Job:
+    """The same for the student alone: whoever only plays needs no teacher."""
+    return _with_student(job, _resolve)
+
+
+def resolve_teacher(job: Job) -> Job:
+    """The same for the teacher alone."""
+    return _with_teacher(job, _resolve)
 
 
 def resolve_model(path: str) -> Path:
@@ -39,13 +52,41 @@ def resolve_model(path: str) -> Path:
     The conversion is kept below the user's cache folder (XDG_CACHE_HOME), by package and release, and takes a few
     seconds for 135 M parameters.  Raises JobError that says what is missing and how to get it.
     """
-    return _resolve(path, "model path")
+    return Path(_resolve(path, "model path"))
 
 
-def _resolve(path: str, where: str) -> Path:
+Place = Callable[[str, str], str]
+"""(a model's path, the key that named it) -> where it lies"""
+
+
+def _with_student(job: Job, place: Place) -> Job:
+    student = job.student.model_copy(update={"path": place(job.student.path, "student.path")})
+    return job.model_copy(update={"student": student})
+
+
+def _with_teacher(job: Job, place: Place) -> Job:
+    if job.teacher.url is not None:
+        return job
+    scorer = job.teacher.scorer
+    scorer = scorer.model_copy(update={"path": place(scorer.path, "teacher.scorer.path")})
+    return job.model_copy(update={"teacher": job.teacher.model_copy(update={"scorer": scorer})})
+
+
+def _locate(path: str, where: str) -> str:
     if path.startswith(GGUF):
-        return _from_package(path.removeprefix(GGUF), where)
-    folder = Path(path)
+        _file_in_package(path.removeprefix(GGUF), where)
+        return path
+    return str(_folder(path, where))
+
+
+def _resolve(path: str, where: str) -> str:
+    if path.startswith(GGUF):
+        return str(_from_package(path.removeprefix(GGUF), where))
+    return str(_folder(path, where))
+
+
+def _folder(path: str, where: str) -> Path:
+    folder = Path(path).absolute()
     if not folder.is_dir():
         raise JobError(
             f"{where}: there is no folder {path!r} (looked from {Path.cwd()}); `agentrl demo-models FOLDER` makes the "
@@ -58,7 +99,7 @@ def _resolve(path: str, where: str) -> Path:
     return folder
 
 
-def _from_package(package: str, where: str) -> Path:
+def _file_in_package(package: str, where: str) -> Path:
     spec = importlib.util.find_spec(package)  # importing it would run its plug-in code
     if spec is None or not spec.submodule_search_locations:
         raise JobError(
@@ -69,9 +110,14 @@ def _from_package(package: str, where: str) -> Path:
     if len(files) != 1:
         found = ", ".join(file.name for file in files) or "none"
         raise JobError(f"{where}: the package {package!r} must hold one GGUF file, it holds {found}")
+    return files[0]
+
+
+def _from_package(package: str, where: str) -> Path:
+    file = _file_in_package(package, where)
     folder = _cache_folder() / f"{package}-{_release(package)}-bf16"
     if not folder.is_dir():
-        _convert(files[0], folder)
+        _convert(file, folder)
     return folder
 
 

@@ -47,8 +47,8 @@ def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = Fal
     """Run `job` into `folder`; return the comparison of before and after.
 
     With `resume`, go on from the folder's last whole checkpoint.  Raises Interrupted after Ctrl-C, and the Failure that
-    ended the run (a teacher that is gone, no worker left), both when a checkpoint has been written of what was learned;
-    every actor is stopped on the way out, whatever happened.
+    ended the run (a teacher that is gone, no worker left), both when checkpoint, summary and report of what there is
+    have been written; every actor is stopped on the way out, whatever happened.
     """
     with ExitStack() as stack:
         loop = assemble(resolve_models(job), folder, progress, stack)
@@ -57,7 +57,9 @@ def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = Fal
         sync_weights(loop)
         try:
             before = evaluation(loop, BEFORE)
+            progress.closing_s = before.wall_s
             while loop.step < job.steps:
+                evaluation_if_due(loop)
                 iteration_or_restart(loop)
                 loop.stop.check()
             after = evaluation(loop, AFTER)
@@ -65,6 +67,8 @@ def train(job: Job, folder: RunFolder, progress: Progress, *, resume: bool = Fal
             if loop.whole:
                 progress.say("stopped: saving a checkpoint")
                 save_checkpoint(loop)
+            write_summary(folder)
+            write_report(folder)
             raise
         progress.phase("report")
         loop.learner.save_model(folder.path / "model")
@@ -90,7 +94,7 @@ def iteration(loop: Loop) -> None:
     with loop.phase("learn"):
         learned = loop.learner.step(trajectories, weights, progress=step / job.steps)
     with loop.phase("sync"):
-        parity_gap = sync_weights(loop)
+        sync_weights(loop)
     loop.curriculum.record([outcome(t) for t in trajectories if t.failure is None])
     loop.signatures |= {t.signature for t in trajectories if t.failure is None}
     promoted = loop.curriculum.promote(step)
@@ -103,15 +107,14 @@ def iteration(loop: Loop) -> None:
         teacher=asdict(guidance),
         learner=learned,
         weights=weights.model_dump(),
-        parity_gap=parity_gap,
+        parity_gap=loop.parity_gap,
         promoted=promoted,
         events=loop.pool.take_events(),
     )
+    loop.parity_gap = 0.0
     loop.progress.step(record)
     if loop.step % job.checkpoint_every == 0 or loop.step == job.steps:
         save_checkpoint(loop)
-    if job.evaluation.every_steps and loop.step % job.evaluation.every_steps == 0 and loop.step < job.steps:
-        evaluation(loop, f"step-{loop.step:05d}")
 
 
 def iteration_or_restart(loop: Loop) -> None:
@@ -137,14 +140,14 @@ def guide(loop: Loop, trajectories: list[Trajectory], top_k: int, temperature: f
     return loop.teacher.guide(trajectories, top_k, temperature, request_tokens=tokens)
 
 
-def sync_weights(loop: Loop) -> float:
-    """Push the learner's weights to every engine; the largest gap of their logprobs to the learner's own, in nats.
+def sync_weights(loop: Loop) -> None:
+    """Push the learner's weights to every engine, and note how far their logprobs are from the learner's own, in nats.
 
     Raises ParityError when the gap is above the tolerance, naming the first tensor that differs.
     """
     snapshot = loop.learner.export_weights()
     loop.pool.sync_weights(snapshot)
-    return loop.probe.check(loop.learner, loop.pool, snapshot)
+    loop.parity_gap = max(loop.parity_gap, loop.probe.check(loop.learner, loop.pool, snapshot))
 
 
 def evaluation(loop: Loop, name: str) -> EvaluationReport:
@@ -161,6 +164,13 @@ def evaluation(loop: Loop, name: str) -> EvaluationReport:
     loop.folder.record_evaluation(loop.step, report)
     loop.progress.evaluation(report)
     return report
+
+
+def evaluation_if_due(loop: Loop) -> None:
+    """One of those between the first and the last; a resumed run plays the one during which it was interrupted."""
+    every = loop.job.evaluation.every_steps
+    if every and loop.step and loop.step % every == 0:
+        evaluation(loop, f"step-{loop.step:05d}")
 
 
 def save_checkpoint(loop: Loop) -> None:

@@ -24,7 +24,6 @@ _TOKEN.chmod(0o600)
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
-    HF_DATASETS_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
     OMP_NUM_THREADS="1",
     OMP_WAIT_POLICY="passive",

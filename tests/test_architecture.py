@@ -15,7 +15,7 @@ REPO = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 #: modules of agentrl that every other one may import
-VOCABULARY = ("agentrl.types", "agentrl.config", "agentrl.nearest_key")
+VOCABULARY = ("agentrl.types", "agentrl.config", "agentrl.job_file", "agentrl.nearest_key")
 #: roles: they import the vocabulary, the environments' contract and each other's nothing
 ROLES = ("rollout", "teacher", "learner", "curriculum", "observe")
 #: the storey above: may import every role, but not the commands

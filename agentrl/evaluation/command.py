@@ -10,7 +10,7 @@ from agentrl import cluster
 from agentrl.config import Job
 from agentrl.curriculum.curriculum import Curriculum
 from agentrl.evaluation.suite import EvaluationReport, evaluate
-from agentrl.models import resolve_models
+from agentrl.models import resolve_student
 from agentrl.observe.progress import Progress
 from agentrl.observe.records import write_records
 from agentrl.rollout.catalogue import Catalogue, read_catalogue
@@ -52,7 +52,7 @@ def rollout_job(job: Job, progress: Progress, *, episodes: int, out: Path | None
 
 @contextmanager
 def playing(job: Job, progress: Progress) -> Iterator[tuple[RolloutPool, Catalogue]]:
-    job = resolve_models(job)
+    job = resolve_student(job)
     catalogue = read_catalogue(job)
     progress.phase("starting Ray")
     with cluster.connect(job):

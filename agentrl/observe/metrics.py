@@ -5,6 +5,10 @@
     teacher {…}, learner {group/name: …}, weights {kl, value, ppo}, parity_gap, events [text],
     promoted (null or the new level), evaluation (null)
 
+`step` counts from 0, and so do the names of trajectory files (`step-00000`).  Everywhere else (progress, summary,
+report, names of checkpoints and evaluations) a step's number is that of the steps done at its end, which is one more.
+parity_gap is the largest one since the line before.
+
 An evaluation is a line of its own with `step` (steps done when it was played), `time_s` and `evaluation` alone.  Units:
 `_s` seconds, tokens as sampled by the student.  Readers cope with missing keys.
 """

@@ -50,6 +50,8 @@ class Progress:
         self._phase, self._phase_began, self._last_line = "starting", clock(), clock()
         self._episodes: tuple[int, int] | None = None
         self._record: dict[str, Any] = {}
+        self.closing_s = 0.0
+        """seconds that the closing evaluation will take, as far as is known"""
         self._step_ends: list[float] = []
         wanted = self._console.is_terminal and not os.environ.get("CI") if live is None else live
         self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4) if wanted else None
@@ -86,7 +88,7 @@ class Progress:
         if not self._live:
             self.say(" · ".join(self._facts()))
         for event in record.get("events") or ():
-            self.say(f"step {record.get('step')}: {event}")
+            self.say(f"step {self._done}: {event}")
 
     def evaluation(self, report: Any) -> None:
         """An evaluation has ended; `report` has a `name` and `overall` estimates (the evaluation room's report)."""
@@ -100,7 +102,7 @@ class Progress:
     def _facts(self) -> list[str]:
         record = self._record
         rollout, learner = record.get("rollout") or {}, record.get("learner") or {}
-        facts = [f"step {record.get('step', -1) + 1}/{self._job.steps}", f"level {record.get('level', '?')}"]
+        facts = [f"step {self._done}/{self._job.steps}", f"level {record.get('level', '?')}"]
         levels = ", ".join(f"{level}: {_share(s)}" for level, s in (rollout.get("success_by_level") or {}).items())
         facts.append(f"success {_share(rollout.get('success'))}" + (f" ({levels})" if levels else ""))
         facts += [f"{name.removeprefix('loss/')} {value:.3g}" for name, value in _losses(learner)]
@@ -111,25 +113,29 @@ class Progress:
         facts.append(f"{_duration(self._left_s())} left")
         return facts
 
+    @property
+    def _done(self) -> int:
+        """Steps done; records count them from 0."""
+        return self._record.get("step", -1) + 1
+
     def _left_s(self) -> float | None:
-        """Seconds to the last step at the pace of the latest ones; the closing evaluation is not in it."""
+        """Seconds to the last step at the pace of the latest ones, and those of the closing evaluation."""
         if len(self._step_ends) < 2:
             return None
         pace = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
-        return pace * (self._job.steps - 1 - self._record.get("step", 0))
+        return pace * (self._job.steps - self._done) + self.closing_s
 
     def _panel(self) -> Group:
-        done = self._record.get("step", -1) + 1
         head = Table.grid(padding=(0, 2))
         elapsed = _duration(self._clock() - self._phase_began)
         episodes = f"{self._episodes[0]}/{self._episodes[1]} episodes" if self._episodes else ""
         head.add_row(
             Text(self._job.name, style="bold"),
-            Text(f"step {done}/{self._job.steps}"),
+            Text(f"step {self._done}/{self._job.steps}"),
             Text(f"{self._phase} {episodes} {elapsed}", style="cyan"),
             Text(f"{_duration(self._left_s())} left", style="dim"),
         )
-        bar = ProgressBar(total=self._job.steps, completed=done, width=60)
+        bar = ProgressBar(total=self._job.steps, completed=self._done, width=60)
         if not self._record:
             return Group(head, bar)
         rollout, learner = self._record.get("rollout") or {}, self._record.get("learner") or {}

@@ -44,8 +44,9 @@ class GuidanceSummary:
     """What the teacher thought of one turn.
 
     value:        the teacher's value of the state before it.
-    kl_sampled:   mean over the turn's tokens of log p(token) - log q(token), p as sampled from and q the teacher at its
-                  own temperature: the k1 estimate of KL(student‖teacher).  None where a token was not on the support.
+    kl_sampled:   the log-ratio to the teacher: mean over the turn's tokens of log p(token) - log q(token), p as sampled
+                  from and q the teacher at its own temperature.  One turn's may be negative; its expectation is
+                  KL(student‖teacher) (the k1 estimate).  None where a token was not on the support.
     support_mass: mean over its tokens of the teacher's probability of the support.
     """
 

@@ -88,7 +88,8 @@ def _guided(folder: RunFolder) -> list[Dialogue]:
     for name in reversed(folder.trajectory_names()):
         if name.startswith("step-"):
             records = [r for r in folder.read_records(name) if any(r.summaries)]
-            return [_dialogue(name, record) for record in records[:DIALOGUES]]
+            title = f"step {int(name.removeprefix('step-')) + 1}"
+            return [_dialogue(title, record) for record in records[:DIALOGUES]]
     return []
 
 

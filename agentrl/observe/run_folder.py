@@ -4,9 +4,11 @@
     metrics.jsonl                one line a step, one an evaluation (see `metrics`)
     trajectories/*.jsonl.zst     every episode: step-00012, evaluation-before, … (see `records`)
     checkpoints/step-00010/      see `checkpoints`
+    model/                       the trained student, once the run has finished
     summary.json, report.html, report.png
 
-A new run never writes into an old one's folder.  One process writes, any number may read.
+A new run never writes into an old one's folder.  One process writes, which a lock on the file `.lock` sees to and which
+dies with the process; any number may read.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.config import Job, dump_job, load_job
+from filelock import FileLock, Timeout
+
+from agentrl.config import Job, JobError, dump_job, load_job
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.files import not_finite, plain, write_whole
 from agentrl.observe.metrics import step_record
@@ -33,7 +37,7 @@ BEFORE, AFTER = "before", "after"
 
 
 class RunFolderError(Failure):
-    """A folder that holds no run, or not what was asked of it."""
+    """A folder that holds no run, not what was asked of it, or one that another process writes to."""
 
 
 class Report(Protocol):
@@ -50,38 +54,81 @@ class Report(Protocol):
 
 class RunFolder:
     def __init__(self, path: Path) -> None:
-        """Use `create` or `open`."""
+        """Use `create`, `open` or `reopen`."""
         self.path = path
+        self._lock = FileLock(path / ".lock", blocking=False)
         self.last_record: dict[str, Any] = {}
         self._ran_s = max((record.get("time_s") or 0.0 for record in self.metrics()), default=0.0)
         self._opened = time.monotonic()
 
     @classmethod
     def create(cls, job: Job, now: datetime | None = None) -> RunFolder:
-        """A new folder `runs_dir/name-YYYYMMDD-HHMMSS`, with -2, -3, … behind it where that one exists."""
+        """A new folder `runs_dir/name-YYYYMMDD-HHMMSS`, with -2, -3, … behind it where that one exists.
+
+        Raises JobError when no folder can be made there.
+        """
         stem = f"{job.name}-{now or datetime.now():%Y%m%d-%H%M%S}"
         attempt = 1
         while True:
             path = Path(job.runs_dir) / (stem if attempt == 1 else f"{stem}-{attempt}")
             try:
-                path.mkdir(parents=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir()
                 break
-            except FileExistsError:
+            except OSError as error:
+                if not isinstance(error, FileExistsError) or not path.is_dir():
+                    raise JobError(
+                        f"runs_dir: cannot make a run's folder in {job.runs_dir!r} ({error.strerror}); name a folder "
+                        "that you may write to"
+                    ) from error
                 attempt += 1
         write_whole(path / "job.yaml", dump_job(job).encode())
-        return cls(path)
+        folder = cls(path)
+        folder._lock_it()
+        return folder
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """A run's folder.  Raises RunFolderError where there is none."""
+        """A run's folder, to read.  Raises RunFolderError where there is none."""
         path = Path(path)
+        if not path.is_dir():
+            raise RunFolderError(f"there is no folder {str(path)!r} (looked from {Path.cwd()})")
         if not (path / "job.yaml").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no job.yaml")
         return cls(path)
 
+    @classmethod
+    def reopen(cls, path: str | Path) -> RunFolder:
+        """A run's folder, to go on with the run.  Raises RunFolderError for one that has finished or is still going."""
+        folder = cls.open(path)
+        folder._lock_it()
+        if (folder.read_json("summary.json") or {}).get(AFTER):
+            raise RunFolderError(
+                f"{path} has finished, and there is nothing to resume; `agentrl evaluate {path}` plays what it trained"
+            )
+        return folder
+
+    def _lock_it(self) -> None:
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise RunFolderError(
+                f"another process is writing to {self.path}: wait until the run has ended there, or stop it"
+            ) from error
+
     @cached_property
     def job(self) -> Job:
         return load_job(self.path / "job.yaml")
+
+    @property
+    def model(self) -> Path:
+        """The folder of the trained student.  Raises RunFolderError while the run has not finished."""
+        folder = self.path / "model"
+        if not folder.is_dir():
+            raise RunFolderError(
+                f"{self.path} has not finished and has no trained model: go on with agentrl train --resume {self.path}"
+            )
+        return folder
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -121,7 +168,7 @@ class RunFolder:
     def _append(self, record: dict[str, Any]) -> dict[str, Any]:
         strange = not_finite(record)
         if strange:
-            logger.warning("step %s: not finite, written as null: %s", record.get("step"), ", ".join(strange))
+            logger.warning("not finite, written as null: %s", ", ".join(strange))
             record["events"] = [*record.get("events", ()), f"not finite: {', '.join(strange)}"]
         record = plain(record)
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:

@@ -1,11 +1,12 @@
 """`summary.json`: a run in one object, made from its folder alone.
 
     name, seed, steps (done), policy_version, wall_s, tokens_generated, rollout_tokens_per_s, parity_gap_max,
-    levels [{step, level}] (promotions, `step` the step after which), episodes, episodes_failed,
+    levels [{step, level}] (promotions, `step` the steps done by then), episodes, episodes_failed,
     before, after {success, mean_turns, tool_accuracy, error_recovery: {mean, low, high, n}, by_level {…}} or null,
     comparison (rows of before, after, difference, apart) or null, git_commit or null, versions
 
-Tokens and tokens/s are those of training rollouts; evaluations are not in them.
+Tokens and tokens/s are those of training rollouts; evaluations are not in them.  A run that was interrupted or that
+failed has one too, in which `after` and `comparison` are null.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def build_summary(folder: RunFolder, comparison: Mapping[str, Any] | None = None
         "tokens_generated": tokens,
         "rollout_tokens_per_s": tokens / collect_s if collect_s else None,
         "parity_gap_max": max(gaps, default=None),
-        "levels": [{"step": r["step"], "level": r["promoted"]} for r in steps if r.get("promoted") is not None],
+        "levels": [{"step": r["step"] + 1, "level": r["promoted"]} for r in steps if r.get("promoted") is not None],
         "episodes": sum(rollout.get("episodes") or 0 for rollout in rollouts),
         "episodes_failed": sum(rollout.get("failed") or 0 for rollout in rollouts),
         "before": evaluations.get(BEFORE),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from agentrl.config import Job, JobError
-from agentrl.rollout.chat import ChatRenderer
+from agentrl.config import Environment, Job, JobError
 from agentrl.rollout.env_actor import make_env
 from envs.base import DialogueEnv
 from envs.contract import AgentEnv
+
+if TYPE_CHECKING:
+    from agentrl.rollout.chat import ChatRenderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,12 @@ class Catalogue:
 
 
 def read_catalogue(job: Job) -> Catalogue:
-    """Raises JobError for an id that is not registered, arguments that do not fit or a level that no ladder has.
+    """Raises JobError for a module or id that is not there, arguments that do not fit or a level that no ladder has.
 
     And for an environment that shapes its rewards under another discount than the advantages': the shaping would not
     cancel out, and change which policy is best (Ng et al. 1999).
     """
-    made = {environment.id: make_env(environment) for environment in job.environments}
+    made = {environment.id: _make(environment) for environment in job.environments}
     gamma = job.learner.loss.ppo.gamma
     for name, env in made.items():
         rewards = env.rewards if isinstance(env, DialogueEnv) else None
@@ -43,10 +46,28 @@ def read_catalogue(job: Job) -> Catalogue:
             )
     ladders = {name: len(env.levels()) for name, env in made.items()}
     highest = max(ladders.values())
-    for key, level in (("start_level", job.curriculum.start_level), ("max_level", job.curriculum.max_level or 1)):
-        if level > highest:
-            raise JobError(f"curriculum.{key} is {level}, but the environments' ladders end at level {highest}")
+    asked = {
+        "curriculum.start_level": [job.curriculum.start_level],
+        "curriculum.max_level": [job.curriculum.max_level or 1],
+        "evaluation.levels": job.evaluation.levels or [],
+    }
+    for key, levels in asked.items():
+        if too_high := [level for level in levels if level > highest]:
+            raise JobError(f"{key} has {too_high[0]}, but the environments' ladders end at level {highest}")
     return Catalogue(ladders, {name: tuple(env.errors) for name, env in made.items()}, made)
+
+
+def _make(environment: Environment) -> AgentEnv:
+    try:
+        env = make_env(environment)
+    except ImportError as error:
+        raise JobError(str(error)) from error
+    if not isinstance(env, AgentEnv):
+        raise JobError(
+            f"environments: {environment.id!r} is a {type(env).__name__} and no envs.contract.AgentEnv, to which an "
+            "agent talks in messages; docs/environments.md shows how to write one"
+        )
+    return env
 
 
 def openings(job: Job, catalogue: Catalogue, chat: ChatRenderer, each: int) -> Iterator[list[int]]:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from agentrl.config import JobError, parse_job
+from agentrl.config import parse_job
 from agentrl.evaluation.suite import EvaluationReport, build_suite, evaluate, suite_levels
 
 LADDERS = {"A-v0": 3, "B-v0": 1}
@@ -80,11 +80,6 @@ def test_no_meaning_is_played_twice_where_signatures_are_known():
 @pytest.mark.parametrize(("start", "levels"), [(1, [1, 2]), (3, [3])])
 def test_without_levels_the_start_level_and_the_one_above_are_played(start, levels):
     assert suite_levels(job(curriculum={"type": "fixed", "start_level": start}), LADDERS) == levels
-
-
-def test_a_level_that_no_environment_has_is_refused():
-    with pytest.raises(JobError, match=r"evaluation.levels has 4, but the environments' ladders end at level 3"):
-        suite_levels(job(evaluation={"levels": [1, 4]}), LADDERS)
 
 
 def test_a_report_pools_the_levels_and_gives_each(episode):

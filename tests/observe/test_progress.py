@@ -43,9 +43,18 @@ def test_without_a_terminal_each_step_and_each_event_is_a_line(job, console):
         progress.step({**RECORD, "step": 1, "events": []})
     assert lines(console) == [
         "step 1/50 · level 2 · success 41 % (1: 60 %, 2: 35 %) · kl 0.213 · 1,710 tokens/s · 1 broke · ? left",
-        "step 0: level 3: success 0.81",
+        "step 1: level 3: success 0.81",
         "step 2/50 · level 2 · success 41 % (1: 60 %, 2: 35 %) · kl 0.213 · 1,710 tokens/s · 1 broke · 8m00s left",
     ]
+
+
+def test_the_time_left_ends_with_the_closing_evaluation(job, console):
+    clock = Clock()
+    progress = Progress(job, console, clock=clock)
+    progress.closing_s = 90.0
+    for clock.now, step in ((0.0, 48), (10.0, 49)):
+        progress.step({"step": step})
+    assert lines(console)[-1] == "step 50/50 · level ? · success – · 1m30s left"
 
 
 def test_a_long_phase_says_now_and_then_how_far_it_is(job, console):

@@ -91,16 +91,24 @@ def test_what_a_model_wrote_is_shown_and_never_run(page):
     assert "level 2: success <0.9>" in page.text
 
 
-def test_it_shows_each_turns_label_reward_parts_and_teacher_kl(page):
+def test_it_shows_each_turns_label_reward_parts_and_log_ratio_to_the_teacher(page):
     assert "premature_stop (first error)" in page.text
     assert "shaping +0.105" in page.text
-    assert "teacher KL 0.401" in page.text
+    assert "log-ratio to the teacher 0.401" in page.text
     assert "value 0.75" in page.text
 
 
 def test_it_shows_the_table_of_before_and_after(page):
     assert "50.0 % [40.0, 60.0]" in page.text
     assert "+50.0 % [+40.0, +60.0]" in page.text
+
+
+def test_it_has_the_losses_the_gradient_norms_each_level_and_the_promotions(folder, page):
+    assert "losses" in page.text
+    assert "gradient norms" in page.text
+    figures = (folder.path / "report.html").read_text(encoding="utf-8").replace(" ", "")
+    assert '"name":"level1"' in figures, "the line of a level"
+    assert '"text":"level2"' in figures, "the mark of a promotion"
 
 
 def test_the_learning_curve_is_a_picture(folder):

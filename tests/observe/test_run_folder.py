@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
 import pytest
 
-from agentrl.config import WeightTriple, load_job
+from agentrl.config import JobError, WeightTriple, dump_job, load_job
 from agentrl.observe.run_folder import RunFolder, RunFolderError
 from agentrl.types import Promotion
 
@@ -56,6 +58,14 @@ def test_the_resolved_job_is_in_it_with_the_name_of_the_key_and_not_the_key(job,
 def test_a_folder_without_a_job_is_no_run(tmp_path):
     with pytest.raises(RunFolderError, match=r"is not a run folder: it has no job\.yaml"):
         RunFolder.open(tmp_path)
+
+
+def test_a_run_that_has_not_finished_has_no_model_and_says_how_to_go_on(job):
+    folder = RunFolder.create(job)
+    with pytest.raises(RunFolderError, match=f"has not finished .* agentrl train --resume {folder.path}"):
+        _ = folder.model
+    (folder.path / "model").mkdir()
+    assert folder.model == folder.path / "model"
 
 
 def test_trajectories_that_are_not_there_are_named_with_those_that_are(job, play):
@@ -154,13 +164,57 @@ def test_after_a_resume_no_step_and_no_evaluation_is_there_twice(job, play):
     assert [record["step"] for record in resumed.steps()] == [0, 1, 2]
 
 
-def test_resuming_a_finished_run_plays_the_last_evaluation_again(job):
+def test_a_run_that_died_after_its_last_evaluation_plays_it_again(job):
     folder = RunFolder.create(job)
     folder.record_step(trajectories=[], **facts(0))
     folder.record_evaluation(1, FakeReport("after"))
     folder.resume_at(1)
     assert folder.evaluations() == {}
     assert [record["step"] for record in folder.steps()] == [0]
+
+
+def test_a_finished_run_is_not_resumed_and_keeps_its_files(job):
+    folder = RunFolder.create(job)
+    folder.write_json("summary.json", {"after": {"success": {}}})
+    path = folder.path
+    del folder
+    with pytest.raises(RunFolderError, match="has finished, and there is nothing to resume"):
+        RunFolder.reopen(path)
+    assert (path / "summary.json").exists()
+
+
+def test_a_run_that_was_interrupted_is_resumed_though_it_has_a_summary(job):
+    folder = RunFolder.create(job)
+    folder.write_json("summary.json", {"after": None})
+    path = folder.path
+    del folder
+    assert RunFolder.reopen(path).job == job
+
+
+def test_a_run_that_is_still_going_is_not_resumed_and_one_whose_process_was_killed_is(job, tmp_path):
+    code = (
+        "import sys, time; from agentrl.config import load_job; from agentrl.observe.run_folder import RunFolder; "
+        "folder = RunFolder.create(load_job(sys.argv[1])); print(folder.path, flush=True); time.sleep(60)"
+    )
+    (tmp_path / "job.yaml").write_text(dump_job(job))
+    going = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "job.yaml")], stdout=subprocess.PIPE, text=True
+    )
+    path = going.stdout.readline().strip()
+    with pytest.raises(RunFolderError, match="another process is writing to"):
+        RunFolder.reopen(path)
+    assert RunFolder.open(path).steps() == [], "reading is free"
+    going.kill()
+    going.communicate()
+    assert RunFolder.reopen(path).job == job
+
+
+@pytest.mark.parametrize("runs_dir", ["a-file", "a-file/runs", "/proc/runs"])
+def test_a_folder_that_cannot_be_made_is_a_mistake_in_the_job(job, tmp_path, monkeypatch, runs_dir):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    with pytest.raises(JobError, match=f"runs_dir: cannot make a run's folder in '{runs_dir}'"):
+        RunFolder.create(job.model_copy(update={"runs_dir": runs_dir}))
 
 
 def test_the_clock_goes_on_where_the_interrupted_run_stopped(job, play):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.evaluation.suite import score
 from agentrl.observe import summary as summary_room
 from agentrl.observe.run_folder import RunFolder
 from agentrl.observe.summary import git_commit, versions, write_summary
@@ -51,11 +52,23 @@ def test_the_figures_of_a_run(folder):
     assert (summary["tokens_generated"], summary["rollout_tokens_per_s"]) == (500, 100.0)
     assert (summary["episodes"], summary["episodes_failed"]) == (16, 1)
     assert summary["parity_gap_max"] == 2e-6
-    assert summary["levels"] == [{"step": 1, "level": 2}]
+    assert summary["levels"] == [{"step": 2, "level": 2}], "steps done"
     assert (summary["before"]["success"]["mean"], summary["after"]["success"]["mean"]) == (0.25, 0.75)
     assert (summary["before"]["step"], summary["after"]["step"]) == (0, 4)
     assert summary["wall_s"] >= 0
     assert folder.read_json("summary.json") == summary
+
+
+def test_before_and_after_have_each_measure_with_its_interval_and_number(folder, play):
+    folder.record_evaluation(0, score("before", [play("a", success=False), play("b"), play("c")]))
+    folder.record_evaluation(4, score("after", [play("a"), play("b"), play("c")]))
+    summary = write_summary(folder)
+    for evaluation in (summary["before"], summary["after"]):
+        for metric in ("success", "mean_turns", "tool_accuracy", "error_recovery"):
+            assert evaluation[metric].keys() == {"mean", "low", "high", "n"}
+    success = summary["before"]["success"]
+    assert (success["mean"], success["n"]) == (pytest.approx(2 / 3), 3)
+    assert success["low"] < success["mean"] < success["high"]
 
 
 def test_a_run_that_has_not_finished_has_no_after(folder):
