@@ -180,13 +180,12 @@ class DialogueEnv(AgentEnv):
         if not isinstance(action, AssistantMessage):
             raise TypeError(f"step: the action must be an AssistantMessage, not {type(action).__name__}")
         label, before = self.label(action), self._plan.steps_left()
-        key = self._plan.key_of(action) or self.canonical(action)
         answers = self.play(action)
         self.turn += 1
         terminated = self.finished
         truncated = not terminated and self.turn >= self.level.max_turns
         self._live = not (terminated or truncated)
-        self._plan.move_on(key)
+        self._plan.move_on()
         steps_left = self._plan.steps_left()
         self.success = terminated and bool(self.state["success"])
         first_error = not self._erred and (label is not Label.OK or steps_left > before)

@@ -13,7 +13,8 @@ from envs.contract import AssistantMessage, Label, ParseStatus, ToolCall, call, 
 from envs.food_order.env import FoodOrderEnv
 from envs.snapshots import copy_tree
 from envs.splits import split_of, stable_hash
-from tests.envs.gates import chance_of_at_most, nested, play_expert
+from tests.envs.gates import chance_of_at_most, nested
+from tests.envs.players import play_expert
 
 
 def started(**arguments: Any) -> FoodOrderEnv:

@@ -18,7 +18,8 @@ from envs.food_order.expert import Expert
 from envs.food_order.texts import ANSWER, ASK, understand
 from envs.food_order.words import ZH, meant, misspelt, shown, spelt
 from envs.splits import LANGUAGES
-from tests.envs.gates import Gates, few, play_expert, random_action
+from tests.envs.gates import Gates, few
+from tests.envs.players import play_expert, random_action
 
 PHRASES = (
     "where to?", "when?", "anything else?", "hello", "bye", "sorry, we cannot do that.", "your order is placed.",
@@ -59,6 +60,7 @@ class TestFoodOrder(Gates):
     env_class = FoodOrderEnv
     env_id = "agentrl/FoodOrder-v0"
     phrases = PHRASES
+    other_words: ClassVar[dict[str, str]] = {**ZH, **{chinese: word for word, chinese in ZH.items()}}
     label_cases: ClassVar[dict[Label, Callable[[FoodOrderEnv], AssistantMessage]]] = {
         Label.TRUNCATED: lambda env: AssistantMessage("where", truncated=True),
         Label.INVALID_JSON: malformed(ParseStatus.INVALID_JSON),
@@ -283,6 +285,15 @@ def test_tools_take_the_words_of_either_language_in_any_width() -> None:
         action = call("add_item", dish=written, quantity=item["quantity"])
         assert env.canonical(action) == env.canonical(call("add_item", dish=item["dish"], quantity=item["quantity"]))
         assert env.label(action) is Label.OK
+
+
+@pytest.mark.parametrize(("language", "written"), [("en", "LARGE"), ("en", "大份"), ("zh", "large"), ("zh", " 大份")])
+def test_an_option_that_the_schema_refuses_is_not_the_one_it_allows(language: Language, written: str) -> None:
+    env = FoodOrderEnv(level=4, language=language)
+    env.reset(seed=0)
+    odd, right = (call("update_item", dish="pad-thai", size=size) for size in (written, shown("large", language)))
+    assert env.canonical(odd) != env.canonical(right)
+    assert env.label(odd) is Label.ARGS_ENUM
 
 
 def test_the_experts_words_are_few() -> None:
