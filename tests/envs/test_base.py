@@ -112,6 +112,20 @@ def test_a_penalty_has_its_own_part(action: AssistantMessage, part: str, value: 
     assert math.isclose(reward, sum(info["reward_parts"].values()))
 
 
+def test_each_call_of_a_message_earns_its_own_penalty_and_one_that_is_not_run_earns_none() -> None:
+    unnamed, search = ToolCall("get_dish", {"dish": "rice-cake"}), ToolCall("search_menu", {"query": "soup"})
+    place, broken = ToolCall("place_order", {}), ToolCall("", None, ParseStatus.INVALID_JSON)
+    for calls, due in (
+        ((unnamed, place), {"forbidden"}),
+        ((unnamed, search, search, broken), {"repeated", "malformed"}),
+        ((unnamed, broken, place), {"malformed"}),
+    ):
+        info = started().step(AssistantMessage(tool_calls=calls))[4]
+        assert info["label"] is Label.HALLUCINATED_ARG
+        parts = info["reward_parts"]
+        assert {part for part in ("malformed", "repeated", "forbidden") if parts[part]} == due
+
+
 def test_the_same_call_is_repeated_only_while_nothing_has_changed() -> None:
     env = started()
     search = call("search_menu", query="soup")
