@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from envs.base import DialogueEnv
 from envs.contract import AssistantMessage, ToolCall, call, say
 
+#: things to say to the user of a food order, for a random policy
+ORDER_TALK = (
+    "where to?", "when?", "anything else?", "hello", "bye", "sorry, we cannot do that.", "your order is placed.",
+    "2 miso-ramen; oak street; total 18. ok?", "sorry, no miso-ramen.", "we have corn-soup, onion-soup.", "",
+)  # fmt: skip
 WIDE = str.maketrans({chr(code): chr(code + 0xFEE0) for code in range(0x21, 0x7F)})
 
 
@@ -18,6 +24,12 @@ def play_expert(env: DialogueEnv, turns: int = 1000) -> tuple[bool, int]:
         if terminated or truncated:
             return info["success"], turn
     return False, turns
+
+
+def until(env: DialogueEnv, reached: Callable[[dict[str, Any]], Any]) -> None:
+    """Plays the expert until the state is as asked for."""
+    while not reached(env.state):
+        env.step(env.oracle().action)
 
 
 def random_action(env: DialogueEnv, rng: random.Random, phrases: tuple[str, ...]) -> AssistantMessage:
