@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs.calls import Language
 from envs.contract import AssistantMessage, call, say
 from envs.food_order import tasks
 from envs.food_order.env import FoodOrderEnv
-from envs.food_order.texts import ANSWER, ASK
+from envs.food_order.texts import ANSWER, ASK, understand
 from tests.envs.gates import few
 from tests.envs.players import ORDER_TALK, random_action, until
 
@@ -57,6 +58,49 @@ def test_the_user_takes_one_unfounded_refusal_and_goes_at_the_second() -> None:
     assert (answers[0].content, terminated) == ("but i want to order.", False)
     answers, _, terminated, _, info = env.step(say("sorry, we cannot do that."))
     assert (answers[0].content, terminated, info["success"]) == ("then nothing, bye.", True, False)
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "Sorry, I did not get that. Where to?"),
+        ("en", "I cannot hear you, where to?"),
+        ("zh", "抱歉，请问送到哪里？"),
+        ("zh", "还有没有别的需要？"),
+        ("zh", "有没有备注？"),
+        ("zh", "没有问题。"),
+        ("zh", "您能不能说一下地址。"),
+    ],
+)
+def test_a_polite_sentence_is_no_refusal(language: Language, words: str) -> None:
+    env = FoodOrderEnv(level=2, language=language)
+    env.reset(seed=0)
+    for _ in range(3):
+        assert not env.step(say(words))[2]
+    assert env.state["refusals"] == 0
+
+
+@pytest.mark.parametrize("words", ["sorry, no {}.", "sorry, no {}. anything else?", "{} is out of stock. which dish?"])
+def test_a_dish_that_is_out_of_stock_is_heard_beside_a_question(words: str) -> None:
+    env, task = FoodOrderEnv(level=5), 0
+    while True:
+        env.reset(seed=0, options={"task": task})
+        dish = env.task["items"][0]["dish"]
+        if dish in env.task["out_of_stock"] and not env.state["questions"]:
+            break
+        task += 1
+    assert env.step(say(words.format(dish)))[0][0].content.startswith("then ")
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", "total 15"), ("en", "the total is 15."), ("en", "Total: $15"), ("en", "total = ＄15"),
+        ("zh", "共15"), ("zh", "总共是15元。"), ("zh", "一共：￥15"), ("zh", "共为15"),
+    ],
+)  # fmt: skip
+def test_a_total_is_understood_however_it_is_said(language: Language, words: str) -> None:
+    assert understand(words, language).total == 15
 
 
 def test_a_wrong_summary_is_refused_and_the_wishes_are_said_again() -> None:
