@@ -246,6 +246,27 @@ def test_a_verdict_on_arguments_is_not_reused_where_the_schema_looks_at_their_va
     assert paired.check({"a": "xx"}) is not Label.OK
 
 
+@pytest.mark.parametrize(
+    "made", [{"max_turns": 3}, {"penalties": False}, {"shaping": False}, {"gamma": 0.9}, {"compact_tools": True}]
+)
+def test_a_snapshot_goes_back_only_into_an_environment_made_like_its_own(made: dict[str, Any]) -> None:
+    env = started(**made)
+    env.step(say("hello"))
+    kept, like_it = env.snapshot(), FoodOrderEnv(**made)
+    like_it.restore(kept)
+    assert like_it.level == env.level
+    assert like_it.step(say("hello")) == env.step(say("hello"))
+    with pytest.raises(ValueError, match=next(iter(made))):
+        FoodOrderEnv().restore(kept)
+
+
+def test_a_call_that_json_cannot_print_comes_back_without_arguments() -> None:
+    env = started()
+    env.step(call("quote", deep=nested(100_000)))
+    env.restore(env.snapshot())
+    assert env.messages[-2].tool_calls == (ToolCall("quote", {}),)
+
+
 def test_a_copied_tree_shares_nothing() -> None:
     tree = {"a": [{"b": 1}], "c": "\ud800", "d": 10**5000, "e": None}
     copied = copy_tree(tree)
