@@ -179,20 +179,20 @@ class DialogueEnv(AgentEnv):
             raise RuntimeError("step: no live episode; call reset first")
         if not isinstance(action, AssistantMessage):
             raise TypeError(f"step: the action must be an AssistantMessage, not {type(action).__name__}")
-        label, before = self.label(action), self._plan.steps_left()
-        key = self._plan.key_of(action) or self.canonical(action)
+        labels, before = self._labels(action), self._plan.steps_left()
+        label = _first_bad(labels)
         answers = self.play(action)
         self.turn += 1
         terminated = self.finished
         truncated = not terminated and self.turn >= self.level.max_turns
         self._live = not (terminated or truncated)
-        self._plan.move_on(key)
+        self._plan.move_on()
         steps_left = self._plan.steps_left()
         self.success = terminated and bool(self.state["success"])
         first_error = not self._erred and (label is not Label.OK or steps_left > before)
         self._erred = self._erred or first_error
         parts = self.rewards.parts(
-            label, before, steps_left, self.level.max_turns, terminated=terminated, success=self.success
+            labels, before, steps_left, self.level.max_turns, terminated=terminated, success=self.success
         )
         self.messages += [Message("assistant", action.content, action.tool_calls), *answers]
         info = {
@@ -224,21 +224,25 @@ class DialogueEnv(AgentEnv):
             return self.hear(action.content)
         answers: list[Message] = []
         for tool_call in action.tool_calls:
-            form, key = self._reader.read(tool_call)
-            if form is not Label.OK:
-                answers.append(self._reader.form_error(form, tool_call))
-                break
-            stated, down = False, False
-            try:
-                text = self.call_tool(tool_call.name, tool_call.arguments or {})
-            except ToolError as error:
-                text, stated, down = str(error), True, isinstance(error, ToolDown)
-            if noted:
-                self._note(key, down)
-            answers.append(Message("tool", text, name=tool_call.name))
-            if stated or self.finished:
+            answer, last = self._run(tool_call, noted)
+            answers.append(answer)
+            if last:
                 break
         return answers + self.after_calls()
+
+    def _run(self, tool_call: ToolCall, noted: bool) -> tuple[Message, bool]:
+        """A tool's answer, and whether it is the message's last: calls after a stated error are not run."""
+        form, key = self._reader.read(tool_call)
+        if form is not Label.OK:
+            return self._reader.form_error(form, tool_call), True
+        stated, down = False, False
+        try:
+            text = self.call_tool(tool_call.name, tool_call.arguments or {})
+        except ToolError as error:
+            text, stated, down = str(error), True, isinstance(error, ToolDown)
+        if noted:
+            self._note(key, down)
+        return Message("tool", text, name=tool_call.name), stated or self.finished
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -270,19 +274,23 @@ class DialogueEnv(AgentEnv):
 
     def label(self, action: AssistantMessage) -> Label:
         """See `AgentEnv`.  Of several calls the first bad one is labelled, in the state that those before it led to."""
+        return _first_bad(self._labels(action))
+
+    def _labels(self, action: AssistantMessage) -> list[Label]:
+        """The label of what is said, or of each call that would be run."""
         if action.truncated:
-            return Label.TRUNCATED
+            return [Label.TRUNCATED]
         if not action.tool_calls:
-            return self.judge(action, None)
+            return [self.judge(action, None)]
         if len(action.tool_calls) == 1:
-            return self._label_call(action, action.tool_calls[0])
+            return [self._label_call(action, action.tool_calls[0])]
+        labels: list[Label] = []
         with self.rehearsal():
             for tool_call in action.tool_calls:
-                label = self._label_call(action, tool_call)
-                if label is not Label.OK or self.finished:
-                    return label
-                self.play(AssistantMessage(tool_calls=(tool_call,)))
-        return Label.OK
+                labels.append(self._label_call(action, tool_call))
+                if self._run(tool_call, noted=True)[1]:
+                    break
+        return labels
 
     def _label_call(self, action: AssistantMessage, tool_call: ToolCall) -> Label:
         form, key = self._reader.read(tool_call)
@@ -331,6 +339,10 @@ class DialogueEnv(AgentEnv):
             f"{m.role}: {m.content}" + "".join(f" [{c.name} {canonical_json(c.arguments)}]" for c in m.tool_calls)
             for m in self.messages
         )
+
+
+def _first_bad(labels: list[Label]) -> Label:
+    return next((label for label in labels if label is not Label.OK), Label.OK)
 
 
 @functools.cache

@@ -157,7 +157,8 @@ class CallReader:
         if kept is None:
             if len(self._kept) >= _MOST_KEPT // 10:
                 self._kept.clear()
-            kept = self._kept[id(tool_call)] = (tool_call, self._form(tool_call), self._key(tool_call))
+            form = self._form(tool_call)
+            kept = self._kept[id(tool_call)] = (tool_call, form, self._key(tool_call, form))
         return kept[1], kept[2]
 
     def _form(self, tool_call: ToolCall) -> Label:
@@ -168,11 +169,13 @@ class CallReader:
         tool = self._tool(tool_call)
         return Label.UNKNOWN_TOOL if tool is None else tool.check(tool_call.arguments)
 
-    def _key(self, tool_call: ToolCall) -> str:
-        if tool_call.status is not ParseStatus.OK or not isinstance(tool_call.arguments, dict):
-            return f"malformed:{tool_call.status}"
+    def _key(self, tool_call: ToolCall, form: Label) -> str:
+        """Spelling is normalised in a well-formed call alone: no other is the same as one that runs."""
+        if form is not Label.OK:
+            return f"{form}:{canonical_json([tool_call.name, tool_call.arguments])}"
         arguments = {
-            key: self._canonical_argument(tool_call.name, key, value) for key, value in tool_call.arguments.items()
+            key: self._canonical_argument(tool_call.name, key, value)
+            for key, value in (tool_call.arguments or {}).items()
         }
         return f"call:{tool_call.name}:{canonical_json(arguments)}"
 

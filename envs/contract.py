@@ -207,7 +207,10 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], AssistantMessage]):
 
     @abstractmethod
     def restore(self, snapshot: bytes) -> None:
-        """Back to a state that `snapshot` returned; bit-equal from there on."""
+        """Back to a state that `snapshot` returned; bit-equal from there on.
+
+        Raises ValueError for a snapshot of an environment that was made with other arguments.
+        """
 
     @abstractmethod
     def state_hash(self) -> str:

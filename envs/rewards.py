@@ -14,6 +14,7 @@ values and value losses are tested against.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from envs.calls import MALFORMED_LABELS
@@ -31,15 +32,18 @@ class Rewards:
     gamma: float
 
     def parts(
-        self, label: Label, before: int, after: int, horizon: int, *, terminated: bool, success: bool
+        self, labels: Collection[Label], before: int, after: int, horizon: int, *, terminated: bool, success: bool
     ) -> dict[str, float]:
-        """The parts of a turn that led from `before` to `after` steps left, of at most `horizon` turns."""
+        """The parts of a turn that led from `before` to `after` steps left, of at most `horizon` turns.
+
+        `labels` are those of all its calls: a penalty is due once if any of them earns it.
+        """
         parts = {"task": 1.0 if success else 0.0}
         if self.shaping:
             parts["shaping"] = self.gamma * (0.0 if terminated else -after / horizon) + before / horizon
         if self.penalties:
             parts["step"] = -0.005
-            parts["malformed"] = -0.05 if label in MALFORMED else 0.0
-            parts["repeated"] = -0.02 if label is Label.REPEATED_CALL else 0.0
-            parts["forbidden"] = -0.2 if label is Label.POLICY_VIOLATION else 0.0
+            parts["malformed"] = -0.05 if any(label in MALFORMED for label in labels) else 0.0
+            parts["repeated"] = -0.02 if Label.REPEATED_CALL in labels else 0.0
+            parts["forbidden"] = -0.2 if Label.POLICY_VIOLATION in labels else 0.0
         return parts

@@ -104,10 +104,10 @@ class FoodOrderEnv(DialogueEnv):
             return int(value)
         if not isinstance(value, str):
             return value
-        kind = {"code": "coupon", "query": "kind"}.get(key, key)
-        if kind in ("dish", "kind", "coupon", *tasks.SLOT_VALUES, *tasks.OPTION_VALUES):
+        kind = "coupon" if key == "code" else key
+        if kind in ("dish", "coupon", *tasks.SLOT_VALUES, *tasks.OPTION_VALUES):
             return meant_as(value, kind) or normal(value)
-        return value
+        return normal(value) if key == "query" else value
 
     def inject(self, error: str, rng: random.Random) -> AssistantMessage:
         """See `AgentEnv`.  Meant for early states: once the order is quoted, some errors would be no errors."""

@@ -148,12 +148,13 @@ ASKED: dict[Language, dict[str, str]] = {
         "note": r"备注", "more": r"别的|还要", "size": r"多大", "spice": r"多辣", "dish": r"想吃什么|哪道菜|几份",
     },
 }  # fmt: skip
-SORRY = {"en": r"sorry|cannot|can not|unable|out of stock", "zh": r"抱歉|无法|不能|缺货|没有"}
+SORRY = {"en": r"sorry|cannot|can not|unable|out of stock", "zh": r"抱歉|无法|(?<!能)不能|缺货|(?<!有)没有(?!问题)"}
 BYE = {"en": r"\bbye\b|\bplaced\b|have a nice", "zh": r"再见|已下单|下单成功"}
 SLIPS: dict[Language, tuple[tuple[str, str], ...]] = {
     "en": (("please", "plesae"), ("want", "wnat"), ("thanks", "thansk"), ("that is", "thta is"), ("hello", "helo")),
     "zh": (("我要", "窝要"), ("谢谢", "写写"), ("就这些", "就这写"), ("送到", "送道")),
 }
+_SENTENCE = re.compile(r"[^.!?。]+[.!?。]*")
 WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 
 
@@ -196,7 +197,10 @@ def with_slips(text: str, language: Language) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an assistant's words mean to the user.  `items` maps a dish to (quantity, size, spice)."""
+    """What an assistant's words mean to the user.  `items` maps a dish to (quantity, size, spice).
+
+    `sorry` is a refusal: a sentence that regrets and is no question; beside a question, one that names a dish.
+    """
 
     empty: bool
     asks: tuple[str, ...]
@@ -226,7 +230,7 @@ def _patterns(language: Language) -> dict[str, re.Pattern[str]]:
         "dish": re.compile(f"{edge}({dish}){edge}"),
         "item": re.compile(rf"(?<!\d)(\d{{1,4}}){gap}{option}({dish}){edge}"),
         "value": re.compile(f"{edge}({any_of(values)}){edge}"),
-        "total": re.compile(r"(?:total|共)\s*:?\s*(\d{1,6})"),
+        "total": re.compile(r"(?:total|共)\s*(?:is|是|为|:|=)?\s*[$¥]?\s*(\d{1,6})"),
         "fact": re.compile(fact),
         "asks": re.compile("|".join(f"(?P<{slot}>{words})" for slot, words in ASKED[language].items())),
         "sorry": re.compile(SORRY[language]),
@@ -255,7 +259,9 @@ def _understand(text: str, language: Language) -> Said:
     asking = "?" in line and total is None and not facts
     asks = tuple(dict.fromkeys(str(m.lastgroup) for m in patterns["asks"].finditer(line))) if asking else ()
     values = frozenset(str(meant(word)) for word in patterns["value"].findall(line))
-    sorry = bool(patterns["sorry"].search(line)) and not facts and total is None
+    regrets = [one for one in _SENTENCE.findall(line) if patterns["sorry"].search(one) and not one.endswith("?")]
+    refused = any(patterns["dish"].search(one) for one in regrets) or (bool(regrets) and not asks)
+    sorry = refused and not facts and total is None
     bye = bool(patterns["bye"].search(line)) and not asks and not facts and total is None
     understood = [not line, asks, dishes, sorted(items.items()), sorted(values), total, facts, sorry, bye]
     return Said(

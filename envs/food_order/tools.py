@@ -202,8 +202,9 @@ class Kitchen:
         return self.text("ok", x=", ".join(shown(value, self.language) for value in values.values()))
 
     def apply_coupon(self, code: str) -> str:
+        """Takes the coupon that the user has and no other: there is no way to take one back."""
         coupon = meant_as(code, "coupon")
-        if coupon is None:
+        if coupon is None or coupon != self.task["coupon"]:
             raise self.error("coupon", x=echo(code))
         self.state["coupon"] = coupon
         self.changed()

@@ -2,6 +2,9 @@
 
 The agenda lives in the episode's `state` (see `first_state`).  The user never lies about its wishes, and ends the
 dialogue only after it has seen the order placed, or after a final refusal.
+
+Its budget is a wish, not a limit: it objects to the first total above it, leaves out a dish where it wants two or more
+and one is in stock, and then pays what the order costs.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from envs.calls import Language
-from envs.food_order.tasks import MENU, OPTION_VALUES, total_of
+from envs.food_order.tasks import MENU, OPTION_VALUES
 from envs.food_order.texts import SAY, Said, fact_value, item_text, items_text, understand, with_slips
 from envs.food_order.words import misspelt, shown
 from envs.snapshots import copy_tree
@@ -190,9 +193,9 @@ class User:
             return self.speak(self.word("no_quote"))
         if said.total != state["quote"]:
             return self.speak(self.word("not_total"))
-        change = self.change()
-        if change:
-            return self.speak(change)
+        more = self.change() or self.tell_coupon()
+        if more:
+            return self.speak(more)
         if state["budget"] and said.total > state["budget"]:
             spare = [dish for dish in self.goal_dishes() if dish not in self.task["out_of_stock"]]
             state["budget"] = None
@@ -270,12 +273,18 @@ class User:
             return [self.word("items", items=self.mention(self.settings["items_per_turn"])), *self.ask_facts()]
         sentences = [self.word("all")]
         first_time, state["closed"] = not state["closed"], True
-        if first_time and state["want_coupon"]:
-            state["told_coupon"] = state["want_coupon"]
-            sentences.append(self.word("coupon", v=shown(state["want_coupon"], self.language)))
+        sentences.append(self.tell_coupon())
         if first_time and state["changes"] and state["changes"][0][0] in ("quantity", "swap"):
             sentences.append(self.change())
         return sentences
+
+    def tell_coupon(self) -> str:
+        """Tells the coupon once; empty where there is none, or it has been told."""
+        coupon = self.state["want_coupon"]
+        if not coupon or self.state["told_coupon"]:
+            return ""
+        self.state["told_coupon"] = coupon
+        return self.word("coupon", v=shown(coupon, self.language))
 
     def answer_option(self, option: str, said: Said) -> str:
         """The option of the dish named in the question, or else of the first dish whose option is not told."""
@@ -342,5 +351,4 @@ class User:
         basket = [{"dish": dish, **entry} for dish, entry in state["basket"].items()]
         same = sorted(basket, key=lambda item: item["dish"]) == sorted(state["goal"], key=lambda item: item["dish"])
         slots = {slot: state["delivery"].get(slot) for slot in state["slots"]} == state["slots"]
-        told = state["told_coupon"] in (None, state["coupon"]) and not state["questions"]
-        return same and slots and told and (not state["budget"] or total_of(basket, state["coupon"]) <= state["budget"])
+        return same and slots and state["coupon"] == state["want_coupon"] and not state["questions"]

@@ -40,8 +40,12 @@ class CalculatorError(ValueError):
         self.fault: Fault = fault
 
 
-def plain(expression: str) -> str:
-    """The expression in ASCII operators and without blanks."""
+def canonical(expression: str) -> str:
+    """An expression that has a value in ASCII operators and without blanks; any other text as it is."""
+    try:
+        calculate(expression)
+    except CalculatorError:
+        return expression
     return "".join(expression.translate(_SPELLINGS).split())
 
 

@@ -14,7 +14,7 @@ from envs.base import DialogueEnv
 from envs.calls import Language, Tool, ToolDown, ToolError
 from envs.contract import AssistantMessage, Label, Level, Message, ParseStatus, ToolCall, call
 from envs.search_calc_qa import judging, lexicon, programs, texts
-from envs.search_calc_qa.calculator import CalculatorError, as_float, calculate, display, plain
+from envs.search_calc_qa.calculator import CalculatorError, as_float, calculate, canonical, display
 from envs.search_calc_qa.knowledge import Layout, layout_of
 from envs.search_calc_qa.levels import LEVELS
 from envs.search_calc_qa.tools import make_tools
@@ -125,7 +125,7 @@ class SearchCalcQAEnv(DialogueEnv):
 
     def find(self, query: str) -> tuple[int, ...]:
         """The subjects that a search for `query` lists."""
-        return self.index.search(query, self.level.settings["results"])
+        return self.index.search(texts.fold(query), self.level.settings["results"])
 
     def _search(self, query: str) -> str:
         found = self.find(query)
@@ -182,7 +182,7 @@ class SearchCalcQAEnv(DialogueEnv):
         if not isinstance(value, str):
             return value
         if key == "expression":
-            return plain(value) if len(value) < 1000 else value
+            return canonical(value)
         return (lexicon.unit_key(value) if key == "unit" else None) or texts.fold(value)
 
     # ---- Expert and labels ---------------------------------------------------------------------------------------

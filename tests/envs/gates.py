@@ -19,8 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.base import DialogueEnv
+from envs.calls import Language
 from envs.contract import AssistantMessage, Label, Message, ParseStatus, ToolCall, call, say
-from envs.splits import split_of
+from envs.splits import LANGUAGES, split_of
+from tests.envs.players import oddly_spelt, play_expert, random_action, transcript
 
 REPO = Path(__file__).resolve().parent.parent.parent
 WILD_VALUES: tuple[Any, ...] = (
@@ -38,51 +40,9 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
-def play_expert(env: DialogueEnv, turns: int = 1000) -> tuple[bool, int]:
-    """Plays the expert for some turns; whether the episode succeeded, and how many turns it took."""
-    for turn in range(1, turns + 1):
-        _, _, terminated, truncated, info = env.step(env.oracle().action)
-        if terminated or truncated:
-            return info["success"], turn
-    return False, turns
-
-
-def random_action(env: DialogueEnv, rng: random.Random, phrases: tuple[str, ...]) -> AssistantMessage:
-    """A call of a random tool with words of the dialogue as arguments, or a random phrase."""
-    if rng.random() < 0.4:
-        return say(rng.choice(phrases))
-    tool = env.tools[rng.choice(sorted(env.tools))]
-    words = env.messages[rng.randrange(len(env.messages))].content.replace("。", " ").split() or ["x"]
-    arguments: dict[str, Any] = {}
-    for name, schema in tool.parameters["properties"].items():
-        if name not in tool.parameters.get("required", ()) and rng.random() < 0.5:
-            continue
-        if "enum" in schema:
-            arguments[name] = rng.choice(schema["enum"])
-        elif schema.get("type") in ("integer", "number"):
-            arguments[name] = rng.randint(1, 5)
-        else:
-            first = rng.randrange(len(words))
-            arguments[name] = " ".join(words[first : first + rng.randint(1, 2)]).strip(".,?")
-    return call(tool.name, **arguments)
-
-
 def chance_of_at_most(successes: int, trials: int, rate: float) -> float:
     """P(X <= successes), X binomial: below 0.05, the true rate is below `rate` with 95 % confidence."""
     return sum(math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(successes + 1))
-
-
-def transcript(env: DialogueEnv, seed: int, level: int) -> str:
-    """A dialogue half played by the expert and half at random, as text."""
-    env.reset(seed=seed, options={"level": level})
-    rng, lines = random.Random(seed), []
-    while True:
-        expert = env.oracle()
-        action = expert.action if rng.random() < 0.5 else random_action(env, rng, ("hello?", "sorry"))
-        answers, reward, terminated, truncated, info = env.step(action)
-        lines.append(f"{sorted(expert.acceptable)} {answers} {reward!r} {info} {env.state_hash()}")
-        if terminated or truncated:
-            return "\n".join(lines)
 
 
 class Gates:
@@ -92,12 +52,16 @@ class Gates:
     env_id: ClassVar[str]
     #: things to say, for a random policy
     phrases: ClassVar[tuple[str, ...]] = ("hello?", "sorry", "bye")
+    #: words that tools take in another spelling: the same in the other language
+    other_words: ClassVar[dict[str, str]] = {}
     #: label -> a function that brings a fresh environment to a state and returns an action with that label
     label_cases: ClassVar[dict[Label, Callable[[Any], AssistantMessage]]]
     seeds: ClassVar[int] = 1000
     seeds_zh: ClassVar[int] = 150
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "language" in metafunc.fixturenames:
+            metafunc.parametrize("language", LANGUAGES)
         if "level" in metafunc.fixturenames:
             metafunc.parametrize("level", range(1, len(self.env_class.levels()) + 1))
         if "error" in metafunc.fixturenames:
@@ -149,6 +113,25 @@ class Gates:
                     env.restore(before)
                 _, _, terminated, truncated, _ = env.step(action)
                 done = terminated or truncated
+
+    def test_the_steps_left_are_those_of_a_plan_made_anew_however_a_turn_is_spelt(
+        self, level: int, language: Language
+    ) -> None:
+        env, fresh = self.env_class(language=language), self.env_class(language=language)
+        rng, done = random.Random(level), True
+        for step in range(200):
+            if done:
+                env.reset(seed=step, options={"level": level})
+            advice = env.oracle()
+            action = advice.action if rng.random() < 0.8 else random_action(env, rng, self.phrases)
+            if rng.random() < 0.5:
+                action = oddly_spelt(action, rng, self.other_words)
+            if env.canonical(action) in advice.acceptable:
+                assert env.label(action) is Label.OK
+            _, _, terminated, truncated, info = env.step(action)
+            done = terminated or truncated
+            fresh.restore(env.snapshot())
+            assert info["steps_left"] == fresh._plan.steps_left(), action
 
     def test_asking_the_oracle_or_for_a_label_changes_nothing(self, level: int) -> None:
         env = self.env_class()
@@ -231,7 +214,7 @@ class Gates:
         mine = [transcript(self.env_class(), seed, level) for level in (1, 3, 5) for seed in (0, 1)]
         module, name = self.env_class.__module__, self.env_class.__name__
         code = (
-            f"import hashlib; from {module} import {name} as Env; from tests.envs.gates import transcript\n"
+            f"import hashlib; from {module} import {name} as Env; from tests.envs.players import transcript\n"
             "text = [transcript(Env(), seed, level) for level in (1, 3, 5) for seed in (0, 1)]\n"
             "print('\\n\\n'.join(text))"
         )

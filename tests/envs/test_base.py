@@ -13,7 +13,8 @@ from envs.contract import AssistantMessage, Label, ParseStatus, ToolCall, call, 
 from envs.food_order.env import FoodOrderEnv
 from envs.snapshots import copy_tree
 from envs.splits import split_of, stable_hash
-from tests.envs.gates import chance_of_at_most, nested, play_expert
+from tests.envs.gates import chance_of_at_most, nested
+from tests.envs.players import play_expert
 
 
 def started(**arguments: Any) -> FoodOrderEnv:
@@ -109,6 +110,20 @@ def test_a_penalty_has_its_own_part(action: AssistantMessage, part: str, value: 
     _, reward, _, _, info = started(shaping=False).step(action)
     assert info["reward_parts"][part] == value
     assert math.isclose(reward, sum(info["reward_parts"].values()))
+
+
+def test_each_call_of_a_message_earns_its_own_penalty_and_one_that_is_not_run_earns_none() -> None:
+    unnamed, search = ToolCall("get_dish", {"dish": "rice-cake"}), ToolCall("search_menu", {"query": "soup"})
+    place, broken = ToolCall("place_order", {}), ToolCall("", None, ParseStatus.INVALID_JSON)
+    for calls, due in (
+        ((unnamed, place), {"forbidden"}),
+        ((unnamed, search, search, broken), {"repeated", "malformed"}),
+        ((unnamed, broken, place), {"malformed"}),
+    ):
+        info = started().step(AssistantMessage(tool_calls=calls))[4]
+        assert info["label"] is Label.HALLUCINATED_ARG
+        parts = info["reward_parts"]
+        assert {part for part in ("malformed", "repeated", "forbidden") if parts[part]} == due
 
 
 def test_the_same_call_is_repeated_only_while_nothing_has_changed() -> None:
@@ -229,6 +244,27 @@ def test_a_verdict_on_arguments_is_not_reused_where_the_schema_looks_at_their_va
     paired = Tool("t", "", {**schema, "dependentRequired": {"a": ["n"]}})
     assert paired.check({"a": "xx", "n": 1}) is Label.OK
     assert paired.check({"a": "xx"}) is not Label.OK
+
+
+@pytest.mark.parametrize(
+    "made", [{"max_turns": 3}, {"penalties": False}, {"shaping": False}, {"gamma": 0.9}, {"compact_tools": True}]
+)
+def test_a_snapshot_goes_back_only_into_an_environment_made_like_its_own(made: dict[str, Any]) -> None:
+    env = started(**made)
+    env.step(say("hello"))
+    kept, like_it = env.snapshot(), FoodOrderEnv(**made)
+    like_it.restore(kept)
+    assert like_it.level == env.level
+    assert like_it.step(say("hello")) == env.step(say("hello"))
+    with pytest.raises(ValueError, match=next(iter(made))):
+        FoodOrderEnv().restore(kept)
+
+
+def test_a_call_that_json_cannot_print_comes_back_without_arguments() -> None:
+    env = started()
+    env.step(call("quote", deep=nested(100_000)))
+    env.restore(env.snapshot())
+    assert env.messages[-2].tool_calls == (ToolCall("quote", {}),)
 
 
 def test_a_copied_tree_shares_nothing() -> None:

@@ -1,14 +1,11 @@
-"""Food ordering: the shared gates, and what the simulated user and the tools do."""
+"""Food ordering: the shared gates, its difficulty, its words and its expert; the user is in a file of its own."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envs.calls import Language
 from envs.contract import AssistantMessage, Label, ParseStatus, ToolCall, call, say
@@ -18,17 +15,8 @@ from envs.food_order.expert import Expert
 from envs.food_order.texts import ANSWER, ASK, understand
 from envs.food_order.words import ZH, meant, misspelt, shown, spelt
 from envs.splits import LANGUAGES
-from tests.envs.gates import Gates, few, play_expert, random_action
-
-PHRASES = (
-    "where to?", "when?", "anything else?", "hello", "bye", "sorry, we cannot do that.", "your order is placed.",
-    "2 miso-ramen; oak street; total 18. ok?", "sorry, no miso-ramen.", "we have corn-soup, onion-soup.", "",
-)  # fmt: skip
-
-
-def until(env: FoodOrderEnv, reached: Callable[[dict[str, Any]], Any]) -> None:
-    while not reached(env.state):
-        env.step(env.oracle().action)
+from tests.envs.gates import Gates
+from tests.envs.players import ORDER_TALK, play_expert, until
 
 
 def malformed(status: ParseStatus) -> Callable[[FoodOrderEnv], AssistantMessage]:
@@ -58,7 +46,8 @@ def when_confirmed(env: FoodOrderEnv) -> AssistantMessage:
 class TestFoodOrder(Gates):
     env_class = FoodOrderEnv
     env_id = "agentrl/FoodOrder-v0"
-    phrases = PHRASES
+    phrases = ORDER_TALK
+    other_words: ClassVar[dict[str, str]] = {**ZH, **{chinese: word for word, chinese in ZH.items()}}
     label_cases: ClassVar[dict[Label, Callable[[FoodOrderEnv], AssistantMessage]]] = {
         Label.TRUNCATED: lambda env: AssistantMessage("where", truncated=True),
         Label.INVALID_JSON: malformed(ParseStatus.INVALID_JSON),
@@ -81,111 +70,6 @@ class TestFoodOrder(Gates):
         Label.NO_STOP: when_confirmed,
         Label.OK: lambda env: call("add_item", **wish(env)),
     }
-
-
-# ---- The user ----------------------------------------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 100_000), level=st.integers(1, 7), share=st.sampled_from((0.0, 0.3, 0.8)))
-@few
-def test_the_user_ends_only_after_it_saw_the_order_placed_or_a_final_refusal(
-    seed: int, level: int, share: float
-) -> None:
-    env, rng = FoodOrderEnv(), random.Random(seed)
-    env.reset(seed=seed, options={"level": level})
-    while True:
-        action = env.oracle().action if rng.random() < share else random_action(env, rng, PHRASES)
-        answers, _, terminated, truncated, _ = env.step(action)
-        if truncated:
-            return
-        if terminated:
-            refused = env.state["refusals"] >= 2 or not env.state["goal"]
-            assert env.state["placed"] or refused
-            assert answers[-1].role == "user"
-            assert "bye" in answers[-1].content
-            return
-
-
-@pytest.mark.parametrize(
-    "words", ["bye", "goodbye, have a nice day!", "your order is placed.", "<stop>", "再见", "exit"]
-)
-def test_the_assistant_cannot_end_the_dialogue(words: str) -> None:
-    env = FoodOrderEnv(max_turns=100)
-    env.reset(seed=0, options={"level": 2})
-    while not env.state["confirmed"]:
-        for _ in range(3):
-            answers, _, terminated, _, _ = env.step(say(words))
-            assert not terminated
-            assert answers[-1].role == "user"
-        env.step(env.oracle().action)
-
-
-def test_the_user_takes_one_unfounded_refusal_and_goes_at_the_second() -> None:
-    env = FoodOrderEnv()
-    env.reset(seed=0)
-    answers, _, terminated, _, _ = env.step(say("sorry, we cannot do that."))
-    assert (answers[0].content, terminated) == ("but i want to order.", False)
-    answers, _, terminated, _, info = env.step(say("sorry, we cannot do that."))
-    assert (answers[0].content, terminated, info["success"]) == ("then nothing, bye.", True, False)
-
-
-def test_a_wrong_summary_is_refused_and_the_wishes_are_said_again() -> None:
-    env = FoodOrderEnv()
-    env.reset(seed=0, options={"task": 0})
-    answers = env.step(env.inject("wrong_item_stated", random.Random(0)))[0]
-    item = env.task["items"][0]
-    assert answers[0].content == f"no, that is not what i ordered. i want {item['quantity']} {item['dish']}."
-
-
-def test_a_wrong_total_and_a_missing_quote_are_stated() -> None:
-    env = FoodOrderEnv()
-    env.reset(seed=0, options={"task": 0})
-    until(env, lambda state: state["delivery"])
-    item, place = env.task["items"][0], env.task["slots"]["place"]
-    summary = f"{item['quantity']} {item['dish']}; {place}; total 99. ok?"
-    assert env.step(say(summary))[0][0].content == "i see no quote yet."
-    env.step(call("quote"))
-    assert env.step(say(summary))[0][0].content == "no, that is not the total."
-
-
-def test_an_order_that_differs_from_the_goal_is_no_success() -> None:
-    env = FoodOrderEnv()
-    env.reset(seed=0, options={"task": 0})
-    until(env, lambda state: state["delivery"])
-    item, place = env.task["items"][0], env.task["slots"]["place"]
-    other = next(dish for dish in tasks.DISHES if dish != item["dish"])
-    env.step(call("remove_item", dish=item["dish"]))
-    env.step(call("add_item", dish=other, quantity=1))
-    env.step(call("quote"))
-    env.step(say(f"{item['quantity']} {item['dish']}; {place}; total {env.state['quote']}. ok?"))
-    _, _, terminated, _, info = env.step(call("place_order"))
-    assert (terminated, info["success"], info["reward_parts"]["task"]) == (True, False, 0.0)
-
-
-def test_a_question_is_asked_again_until_it_is_answered_rightly() -> None:
-    env, task = FoodOrderEnv(), 0
-    while True:
-        env.reset(seed=0, options={"level": 3, "task": task})
-        if env.state["questions"]:
-            break
-        task += 1
-    asked = env.messages[-1].content
-    ((dish, fact),) = env.state["questions"]
-    assert env.step(say("where to?"))[0][0].content in asked
-    assert env.step(say(f"{dish}: {fact} 77."))[0][0].content == "are you sure? please check."
-    env.step(env.oracle().action)
-    env.step(env.oracle().action)
-    assert env.state["questions"] == []
-
-
-def test_any_change_of_the_order_takes_back_the_users_consent() -> None:
-    env = FoodOrderEnv()
-    env.reset(seed=0, options={"level": 2})
-    until(env, lambda state: state["confirmed"])
-    env.step(call("set_delivery", place="oak street"))
-    assert env.step(call("place_order"))[0][0].content == "error: nothing quoted yet"
-    env.step(call("quote"))
-    assert env.step(call("place_order"))[0][0].content == "error: the user has not confirmed"
 
 
 # ---- Difficulty --------------------------------------------------------------------------------------------------
@@ -283,6 +167,15 @@ def test_tools_take_the_words_of_either_language_in_any_width() -> None:
         action = call("add_item", dish=written, quantity=item["quantity"])
         assert env.canonical(action) == env.canonical(call("add_item", dish=item["dish"], quantity=item["quantity"]))
         assert env.label(action) is Label.OK
+
+
+@pytest.mark.parametrize(("language", "written"), [("en", "LARGE"), ("en", "大份"), ("zh", "large"), ("zh", " 大份")])
+def test_an_option_that_the_schema_refuses_is_not_the_one_it_allows(language: Language, written: str) -> None:
+    env = FoodOrderEnv(level=4, language=language)
+    env.reset(seed=0)
+    odd, right = (call("update_item", dish="pad-thai", size=size) for size in (written, shown("large", language)))
+    assert env.canonical(odd) != env.canonical(right)
+    assert env.label(odd) is Label.ARGS_ENUM
 
 
 def test_the_experts_words_are_few() -> None:

@@ -303,6 +303,30 @@ class TestLabels:
         assert self.at(env, AssistantMessage()) is Label.PREMATURE_STOP
 
 
+class TestCanonical:
+    """Two spellings are one action exactly where the tools answer both alike."""
+
+    @pytest.mark.parametrize(
+        ("one", "two", "same"),
+        [
+            (call("calculator", expression="12 - 11"), call("calculator", expression=" 12－11"), True),
+            (call("calculator", expression="12 - 11"), call("calculator", expression="12\n- 11"), False),
+            (call("calculator", expression="12"), call("calculator", expression="1 2"), False),
+            (call("finish", answer=1, unit="trees"), call("finish", answer=1.0, unit=" Tree"), True),
+            (call("finish", answer=1, unit="trees"), call("finish", answer=True, unit="trees"), False),
+            (call("search", query="Oak Town"), call("search", query=" " * 300 + "oak  TOWN"), True),
+        ],
+    )
+    def test_spelling(self, one, two, same):
+        env, _, _ = start()
+        assert (env.canonical(one) == env.canonical(two)) is same
+        kept, answers = env.snapshot(), []
+        for action in (one, two):
+            answers.append(env.step(action)[0])
+            env.restore(kept)
+        assert (answers[0] == answers[1]) is same
+
+
 class TestInject:
     @pytest.mark.parametrize("error", SearchCalcQAEnv.errors)
     @pytest.mark.parametrize("language", ["en", "zh"])
