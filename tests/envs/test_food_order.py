@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -129,6 +130,11 @@ def test_every_word_has_one_meaning_in_each_language() -> None:
     assert len(set(ZH.values())) == len(ZH)
     for word in ZH:
         assert {meant(shown(word, language)) for language in LANGUAGES} == {word}
+
+
+def test_in_chinese_tools_are_described_in_chinese() -> None:
+    _, info = FoodOrderEnv(level=7, language="zh").reset(seed=0)
+    assert not [tool for tool in info["tools"] if re.search("[a-z]", tool["function"]["description"])]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
