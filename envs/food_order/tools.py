@@ -201,7 +201,7 @@ class Kitchen:
         for slot, written in slots.items():
             value = meant_as(written, slot)
             if value is None:
-                raise self.error("unknown_value", k=slot, x=echo(written))
+                raise self.error("unknown_value", k=shown(slot, self.language), x=echo(written))
             values[slot] = value
         self.state["delivery"].update(values)
         self.changed()
@@ -221,7 +221,7 @@ class Kitchen:
             raise self.error("no_items")
         for slot in self.settings["slots"]:
             if slot not in self.state["delivery"]:
-                raise self.error("no_slot", x=slot)
+                raise self.error("no_slot", x=shown(slot, self.language))
         self.state["quote"] = total_of(self.basket(), self.state["coupon"])
         return self.quoted()
 

@@ -137,6 +137,14 @@ def test_in_chinese_tools_are_described_in_chinese() -> None:
     assert not [tool for tool in info["tools"] if re.search("[a-z]", tool["function"]["description"])]
 
 
+def test_a_chinese_error_names_the_slot_in_chinese() -> None:
+    env = FoodOrderEnv(level=7, language="zh")
+    env.reset(seed=0)
+    assert env.step(call("set_delivery", place="x"))[0][0].content == "错误：未知的地点x"
+    env.state["basket"]["pad-thai"] = {"quantity": 1}
+    assert env.step(call("quote"))[0][0].content == "错误：缺少地点"
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_misspelt_dish_is_no_dish_and_means_one(language: Language) -> None:
     for dish in tasks.DISHES:
