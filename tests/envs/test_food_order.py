@@ -47,8 +47,7 @@ def when_confirmed(env: FoodOrderEnv) -> AssistantMessage:
 class TestFoodOrder(Gates):
     env_class = FoodOrderEnv
     env_id = "agentrl/FoodOrder-v0"
-    phrases = ORDER_TALK
-    other_words: ClassVar[dict[str, str]] = {**ZH, **{chinese: word for word, chinese in ZH.items()}}
+    talk = ORDER_TALK
     label_cases: ClassVar[dict[Label, Callable[[FoodOrderEnv], AssistantMessage]]] = {
         Label.TRUNCATED: lambda env: AssistantMessage("where", truncated=True),
         Label.INVALID_JSON: malformed(ParseStatus.INVALID_JSON),
