@@ -41,6 +41,13 @@ FORM_ERRORS: dict[str, dict[Language, str]] = {
     Label.ARGS_TYPE: {"en": "error: wrong argument type", "zh": "错误：参数类型不对"},
     Label.ARGS_ENUM: {"en": "error: argument value not allowed", "zh": "错误：参数取值不允许"},
 }
+#: what a value that is not allowed may be, by the keyword of the schema that forbids it
+LIMITS: dict[str, dict[Language, str]] = {
+    "enum": {"en": ": {key} is one of {limit}", "zh": "：{key} 只能是{limit}"},
+    "minimum": {"en": ": {key} is at least {limit}", "zh": "：{key} 至少是 {limit}"},
+    "maximum": {"en": ": {key} is at most {limit}", "zh": "：{key} 至多是 {limit}"},
+}
+COMMA: dict[Language, str] = {"en": ", ", "zh": "、"}
 
 
 class ToolError(Exception):
@@ -100,6 +107,20 @@ class Tool:
             if len(self._verdicts) < _MOST_KEPT:
                 self._verdicts[shape] = verdict
         return verdict
+
+    def fault(self, label: Label, arguments: dict[str, Any], language: Language) -> str:
+        """Which argument a bad_args label is about and which values it may have, as the end of the error's text."""
+        key, end, limit = "", " {key}", None
+        if label is Label.ARGS_MISSING:
+            key = next((one for one in self.parameters.get("required", ()) if one not in arguments), "")
+        elif label is Label.ARGS_EXTRA:
+            key = next((one for one in arguments if one not in self.parameters.get("properties", {})), "")
+        elif label is Label.ARGS_ENUM:
+            error = next(self.validator.iter_errors(arguments))
+            key, limit = str(error.path[0]) if error.path else "", error.validator_value
+            end = LIMITS[str(error.validator)][language] if error.validator in LIMITS else end
+        shown = COMMA[language].join(map(str, limit)) if isinstance(limit, list) else limit
+        return end.format(key=echo(key), limit=shown) if key else ""
 
     def _shape(self, arguments: dict[str, Any]) -> tuple[Any, ...] | None:
         """What the verdict depends on, where that is short: any text is as good as another unless the schema says more.
@@ -185,10 +206,14 @@ class CallReader:
     def form_error(self, label: Label, tool_call: ToolCall) -> Message:
         """What the tool answers to a call that cannot be run."""
         text, tool = FORM_ERRORS[label][self._language], self._tool(tool_call)
-        if label is Label.ARGS_MISSING and tool is not None:
-            missing = [key for key in tool.parameters.get("required", ()) if key not in (tool_call.arguments or {})]
-            text = f"{text} {missing[0]}" if missing else text
-        return Message("tool", text, name=tool.name if tool is not None else None)
+        if tool is None:
+            return Message("tool", text)
+        return Message("tool", text + tool.fault(label, tool_call.arguments or {}, self._language), name=tool.name)
+
+
+def echo(written: str) -> str:
+    """What the assistant wrote, short and printable, for an error message."""
+    return written[:40].encode("utf-8", "replace").decode()
 
 
 UNPRINTABLE = "<unprintable>"

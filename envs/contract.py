@@ -177,7 +177,7 @@ class AgentEnv(gymnasium.Env[tuple[Message, ...], AssistantMessage]):
     A failure inside the environment itself is an exception, never a reward.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}
     #: names that `inject` accepts
     errors: tuple[str, ...] = ()
 

@@ -23,13 +23,6 @@ SYSTEM: dict[Language, dict[str, str]] = {
     "en": {"role": "take a food order.", "ask": "ask: {x}.", "tools": "tools: {x}"},
     "zh": {"role": "请为用户点餐。", "ask": "要问：{x}。", "tools": "工具：{x}"},
 }
-ASKED_FOR: dict[Language, dict[str, str]] = {
-    "en": {slot: slot for slot in (*tasks.SLOT_VALUES, *tasks.OPTION_VALUES)},
-    "zh": {
-        "place": "地点", "time": "时间", "payment": "付款", "name": "名字", "note": "备注",
-        "size": "份量", "spice": "辣度",
-    },
-}  # fmt: skip
 
 
 class FoodOrderEnv(DialogueEnv):
@@ -62,8 +55,7 @@ class FoodOrderEnv(DialogueEnv):
 
     def system_text(self) -> str:
         words, settings = SYSTEM[self.language], self.level.settings
-        names = ASKED_FOR[self.language]
-        asked = ", ".join(names[slot] for slot in (*settings["options"], *settings["slots"]))
+        asked = ", ".join(shown(slot, self.language) for slot in (*settings["options"], *settings["slots"]))
         parts = [words["role"], words["ask"].format(x=asked)]
         if self.compact_tools:
             parts.append(words["tools"].format(x=compact_line(self.tools)))

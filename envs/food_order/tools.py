@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from envs.calls import Language, Tool, ToolError
+from envs.calls import Language, Tool, ToolError, echo
 from envs.contract import Level
 from envs.food_order.tasks import DISHES, DISTRACTORS, FACTS, MENU, OPTION_VALUES, total_of
 from envs.food_order.texts import fact_shown, item_text, quote_text
@@ -39,17 +39,30 @@ RESULT: dict[Language, dict[str, str]] = {
     },
 }  # fmt: skip
 
-DESCRIPTIONS = {
-    "search_menu": "Dishes on the menu of a kind or of a similar name.",
-    "get_dish": "Price, spiciness, whether vegan, and minutes of a dish.",
-    "add_item": "Puts a dish into the order.",
-    "update_item": "Changes a dish that is in the order.",
-    "remove_item": "Takes a dish out of the order.",
-    "set_delivery": "Sets where, when and how to deliver; any of the arguments.",
-    "apply_coupon": "Applies the user's coupon.",
-    "quote": "The order as it stands with its total, to be read back to the user.",
-    "place_order": "Places the order, once the user has confirmed the quote.",
-}
+DESCRIPTIONS: dict[Language, dict[str, str]] = {
+    "en": {
+        "search_menu": "Dishes on the menu of a kind or of a similar name.",
+        "get_dish": "Price, spiciness, whether vegan, and minutes of a dish.",
+        "add_item": "Puts a dish into the order.",
+        "update_item": "Changes a dish that is in the order.",
+        "remove_item": "Takes a dish out of the order.",
+        "set_delivery": "Sets where, when and how to deliver; any of the arguments.",
+        "apply_coupon": "Applies the user's coupon.",
+        "quote": "The order as it stands with its total, to be read back to the user.",
+        "place_order": "Places the order, once the user has confirmed the quote.",
+        **{name: name.replace("_", " ") + "." for name in DISTRACTORS},
+    },
+    "zh": {
+        "search_menu": "按种类或相近的名称查菜单。", "get_dish": "一道菜的价格、辣不辣、是否纯素和分钟数。",
+        "add_item": "把一道菜加入订单。", "update_item": "更改订单里的一道菜。", "remove_item": "从订单里去掉一道菜。",
+        "set_delivery": "设定送到哪里、何时送、怎么送；参数可任选。", "apply_coupon": "使用用户的优惠券。",
+        "quote": "当前订单及总价，用来读给用户听。", "place_order": "用户确认报价后下单。",
+        "track_order": "查询订单进度。", "rate_dish": "给菜打分。", "book_table": "订餐桌。", "call_taxi": "叫出租车。",
+        "get_weather": "查天气。", "list_jobs": "列出职位。", "send_gift": "送礼物。", "join_club": "加入会员。",
+        "find_store": "查找门店。", "play_music": "播放音乐。", "report_bug": "报告故障。",
+        "change_language": "更换语言。",
+    },
+}  # fmt: skip
 
 
 def tools_for(level: Level, language: Language) -> dict[str, Tool]:
@@ -72,10 +85,8 @@ def tools_for(level: Level, language: Language) -> dict[str, Tool]:
         "quote": _schema({}),
         "place_order": _schema({}),
     }
-    tools = {name: Tool(name, DESCRIPTIONS[name], schema) for name, schema in schemas.items()}
-    for name in DISTRACTORS[: settings["distractors"]]:
-        tools[name] = Tool(name, name.replace("_", " ") + ".", {"type": "object", "properties": {}})
-    return tools
+    schemas.update({name: {"type": "object", "properties": {}} for name in DISTRACTORS[: settings["distractors"]]})
+    return {name: Tool(name, DESCRIPTIONS[language][name], schema) for name, schema in schemas.items()}
 
 
 def _schema(properties: dict[str, Any]) -> dict[str, Any]:
@@ -90,11 +101,6 @@ def _schema(properties: dict[str, Any]) -> dict[str, Any]:
 def compact_line(tools: dict[str, Tool]) -> str:
     """All tools with the names of their arguments, on one line."""
     return ", ".join(f"{tool.name}({' '.join(tool.parameters['properties'])})" for tool in tools.values())
-
-
-def echo(written: str) -> str:
-    """What the assistant wrote, short and printable, for an error message."""
-    return written[:40].encode("utf-8", "replace").decode()
 
 
 class Kitchen:
@@ -195,7 +201,7 @@ class Kitchen:
         for slot, written in slots.items():
             value = meant_as(written, slot)
             if value is None:
-                raise self.error("unknown_value", k=slot, x=echo(written))
+                raise self.error("unknown_value", k=shown(slot, self.language), x=echo(written))
             values[slot] = value
         self.state["delivery"].update(values)
         self.changed()
@@ -215,7 +221,7 @@ class Kitchen:
             raise self.error("no_items")
         for slot in self.settings["slots"]:
             if slot not in self.state["delivery"]:
-                raise self.error("no_slot", x=slot)
+                raise self.error("no_slot", x=shown(slot, self.language))
         self.state["quote"] = total_of(self.basket(), self.state["coupon"])
         return self.quoted()
 

@@ -26,6 +26,7 @@ ZH: dict[str, str] = {
     "ring the bell": "按门铃", "no bag": "不要袋子", "call me": "打电话", "leave outside": "放门口",
     "small": "小份", "large": "大份", "mild": "微辣", "hot": "特辣",
     "spring": "春天", "lucky": "好运", "summer": "夏天",
+    "place": "地点", "time": "时间", "payment": "付款", "name": "名字", "note": "备注", "size": "份量", "spice": "辣度",
     "price": "价格", "spicy": "辣", "vegan": "纯素", "minutes": "分钟", "yes": "是", "no": "否",
 }  # fmt: skip
 

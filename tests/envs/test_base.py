@@ -155,10 +155,28 @@ def test_each_malformed_call_is_answered_with_its_own_stated_error() -> None:
     assert all(text.startswith("error: ") for text in stated)
 
 
-def test_a_missing_argument_is_named() -> None:
-    answers = started().step(call("add_item", quantity=1))[0]
-    assert answers[0].content == "error: missing argument dish"
-    assert answers[0].name == "add_item"
+@pytest.mark.parametrize(
+    ("arguments", "english", "chinese"),
+    [
+        ({"quantity": 1}, "missing argument dish", "缺少参数 dish"),
+        ({"dish": "x", "note": "y"}, "unknown argument note", "多余的参数 note"),
+        ({"dish": "x", "size": 7}, "wrong argument type", "参数类型不对"),
+        (
+            {"dish": "x", "size": "LARGE"},
+            "argument value not allowed: size is one of small, large",
+            "参数取值不允许：size 只能是小份、大份",
+        ),
+        (
+            {"dish": "x", "quantity": 0},
+            "argument value not allowed: quantity is at least 1",
+            "参数取值不允许：quantity 至少是 1",
+        ),
+    ],
+)
+def test_what_is_wrong_with_arguments_is_named(arguments: dict[str, Any], english: str, chinese: str) -> None:
+    for env, stated in ((started(level=4), f"error: {english}"), (started(level=4, language="zh"), f"错误：{chinese}")):
+        answer = env.step(call("update_item", **arguments))[0][0]
+        assert (answer.content, answer.name) == (stated, "update_item")
 
 
 def test_a_truncated_message_is_neither_heard_nor_run() -> None:

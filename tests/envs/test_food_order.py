@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -46,8 +47,7 @@ def when_confirmed(env: FoodOrderEnv) -> AssistantMessage:
 class TestFoodOrder(Gates):
     env_class = FoodOrderEnv
     env_id = "agentrl/FoodOrder-v0"
-    phrases = ORDER_TALK
-    other_words: ClassVar[dict[str, str]] = {**ZH, **{chinese: word for word, chinese in ZH.items()}}
+    talk = ORDER_TALK
     label_cases: ClassVar[dict[Label, Callable[[FoodOrderEnv], AssistantMessage]]] = {
         Label.TRUNCATED: lambda env: AssistantMessage("where", truncated=True),
         Label.INVALID_JSON: malformed(ParseStatus.INVALID_JSON),
@@ -129,6 +129,19 @@ def test_every_word_has_one_meaning_in_each_language() -> None:
     assert len(set(ZH.values())) == len(ZH)
     for word in ZH:
         assert {meant(shown(word, language)) for language in LANGUAGES} == {word}
+
+
+def test_in_chinese_tools_are_described_in_chinese() -> None:
+    _, info = FoodOrderEnv(level=7, language="zh").reset(seed=0)
+    assert not [tool for tool in info["tools"] if re.search("[a-z]", tool["function"]["description"])]
+
+
+def test_a_chinese_error_names_the_slot_in_chinese() -> None:
+    env = FoodOrderEnv(level=7, language="zh")
+    env.reset(seed=0)
+    assert env.step(call("set_delivery", place="x"))[0][0].content == "错误：未知的地点x"
+    env.state["basket"]["pad-thai"] = {"quantity": 1}
+    assert env.step(call("quote"))[0][0].content == "错误：缺少地点"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -12,6 +12,7 @@ from envs.search_calc_qa.judging import seen_names
 from envs.search_calc_qa.levels import LEVELS
 from envs.search_calc_qa.programs import CONSTANTS
 from tests.envs.gates import Gates
+from tests.envs.players import Talk, both_ways
 
 
 def start(level=3, task=0, language="en", **options):
@@ -81,7 +82,17 @@ def before(env, tool, level, action):
 class TestSearchCalcQA(Gates):
     env_class = SearchCalcQAEnv
     env_id = "agentrl/SearchCalcQA-v0"
-    phrases = ("which town?", "12 trees", "the answer is 5", "hello", "")
+    talk = Talk(
+        {
+            "en": ("which town?", "12 trees", "the answer is 5", "hello", ""),
+            "zh": ("哪个镇？", "12棵树", "答案是5", "您好", ""),
+        },
+        both_ways(
+            {name.en: name.zh for name in (*lexicon.TOWN_NAMES, *lexicon.PERSON_NAMES)}
+            | {noun.en: noun.zh for noun in lexicon.NOUNS.values()}
+        ),
+    )
+    levels_without_room: ClassVar = frozenset({1})
     label_cases: ClassVar = {
         Label.TRUNCATED: lambda env: AssistantMessage("How", truncated=True),
         Label.INVALID_JSON: malformed(ParseStatus.INVALID_JSON),
