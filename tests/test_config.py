@@ -39,6 +39,9 @@ def test_every_mistake_is_told_at_once() -> None:
         (("learner.minibatches=500",), "learner.minibatches (500) is more than rollout.episodes_per_step (48)"),
         (("curriculum.max_level=2",), "curriculum.max_level (2) is below curriculum.start_level (3)"),
         (("rollout.max_turn_tokens=1024",), "leaves no room for a prompt"),
+        (("rollout.temperature=0.005",), "rollout.temperature: Input should be greater than or equal to 0.01"),
+        (("rollout.temperature=0",), "rollout.temperature: Input should be greater than or equal to 0.01"),
+        (("evaluation.temperature=0.005",), "evaluation.temperature must be 0 (greedy) or at least 0.01"),
         (("learner.loss.kl.direction=jsd", "learner.loss.kl.beta=1"), "makes jsd vanish"),
         (
             ("environments=[{id: agentrl/FoodOrder-v0}, {id: agentrl/FoodOrder-v0, kwargs: {compact_tools: false}}]",),
