@@ -28,6 +28,8 @@ from agentrl.nearest_key import key_path, nearest_key, nearest_name
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]  # YAML has lists and no tuples
+LOWEST_TEMPERATURE = 0.01
+"""of sampling: vLLM takes anything lower but 0 for this, silently, and the learner would divide by another number"""
 
 
 class Section(BaseModel):
@@ -94,7 +96,7 @@ class Rollout(Section):
     workers: PositiveInt = 2
     env_actors: PositiveInt = 1
     episodes_per_step: PositiveInt = 32
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(ge=LOWEST_TEMPERATURE)] = 1.0
     max_turns: PositiveInt | None = None
     """a cap on top of the level's own"""
     max_turns_after_error: PositiveInt | None = None
@@ -325,16 +327,17 @@ class Job(Section):
                     f"environments: {environment.id} is listed twice with other kwargs or modules; only its language "
                     "and weight may differ, register another id for a variant"
                 )
-        loss, top = self.learner.loss, self.curriculum.max_level
+        loss = self.learner.loss
         if loss.ppo.credit == "token" and loss.ppo.gamma < 1 and loss.value.teacher_weight > 0:
             raise ValueError(
                 "learner.loss.ppo.credit=token discounts at every token, a teacher's values at every turn: set "
                 "ppo.gamma to 1, ppo.credit to turn or value.teacher_weight to 0"
             )
-        if top is not None and top < self.curriculum.start_level:
-            raise ValueError(
-                f"curriculum.max_level ({top}) is below curriculum.start_level ({self.curriculum.start_level})"
-            )
+        top, start = self.curriculum.max_level, self.curriculum.start_level
+        if top is not None and top < start:
+            raise ValueError(f"curriculum.max_level ({top}) is below curriculum.start_level ({start})")
+        if 0.0 < self.evaluation.temperature < LOWEST_TEMPERATURE:
+            raise ValueError(f"evaluation.temperature must be 0 (greedy) or at least {LOWEST_TEMPERATURE}")
         if self.rollout.max_turn_tokens >= self.student.max_model_len:
             raise ValueError(
                 f"rollout.max_turn_tokens ({self.rollout.max_turn_tokens}) leaves no room for a prompt in "

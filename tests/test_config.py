@@ -119,6 +119,9 @@ def test_every_mistake_is_told_at_once() -> None:
             ("learner.loss.ppo.credit=token", "learner.loss.ppo.gamma=0.9"),
             "set ppo.gamma to 1, ppo.credit to turn or value.teacher_weight to 0",
         ),
+        (("rollout.temperature=0.005",), "rollout.temperature: Input should be greater than or equal to 0.01"),
+        (("rollout.temperature=0",), "rollout.temperature: Input should be greater than or equal to 0.01"),
+        (("evaluation.temperature=0.005",), "evaluation.temperature must be 0 (greedy) or at least 0.01"),
         (("learner.loss.kl.direction=jsd", "learner.loss.kl.beta=1"), "makes jsd vanish"),
         (
             ("environments=[{id: agentrl/FoodOrder-v0}, {id: agentrl/FoodOrder-v0, kwargs: {compact_tools: false}}]",),

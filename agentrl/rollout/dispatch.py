@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.rollout.env_actor import EnvCall
 from agentrl.rollout.episode import empty_trajectory, episode_key
 from agentrl.rollout.healing import HealedActors, _short
 from agentrl.rollout.worker import Lost
@@ -139,6 +140,7 @@ class Dispatch:
 
     def _retry(self, key: str, reason: str) -> None:
         flight = self.flights.pop(key)
+        self.env_actors.tell(flight.env_actor, "call", [EnvCall(key, "forget")])  # a killed worker could not
         spec, attempt = flight.spec, flight.spec.attempt + 1
         if attempt >= self.max_attempts:
             self.records[flight.index] = empty_trajectory(spec, f"{reason} (attempt {attempt} of {self.max_attempts})")

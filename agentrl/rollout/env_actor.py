@@ -121,6 +121,7 @@ class EnvHost:
         except _NotHere as error:
             return EnvFailure(str(error), lost=True)
         except Exception as error:  # noqa: BLE001 - whatever a user's environment raises is that episode's failure, and is recorded
+            self._forget(one.key, reuse=False)
             return EnvFailure(f"environment, {one.operation}: {type(error).__name__}: {error}")
 
     def _reset(self, key: str, spec: EpisodeSpec) -> EnvOpening:
@@ -164,10 +165,11 @@ class EnvHost:
             raise KeyError(f"environment {env_id!r} is not in the job; the job has {sorted(self._configs)}")
         return make_env(self._configs[env_id])
 
-    def _forget(self, key: str) -> None:
-        env = self._live.pop(key, None)
-        if env is not None:
-            self._spare.setdefault(self._ids.pop(key), []).append(env)
+    def _forget(self, key: str, *, reuse: bool = True) -> None:
+        """`reuse` is for an environment that still does what it should: one that raised is dropped."""
+        env, env_id = self._live.pop(key, None), self._ids.pop(key, "")
+        if env is not None and reuse:
+            self._spare.setdefault(env_id, []).append(env)
 
 
 @ray.remote

@@ -16,11 +16,14 @@ Send = Callable[[list[EnvCall]], Awaitable[list[Any]]]
 
 
 class EnvLost(RuntimeError):
-    """The actor that hosts an episode's environment is gone, and the episode with it."""
+    """An episode's environment is gone, and the episode with it.
 
-    def __init__(self, actor: int, reason: str) -> None:
-        super().__init__(f"environment actor {actor} is lost: {reason}")
-        self.actor = actor
+    actor_gone: the actor that hosted it does not answer; False when a fresh one said that it does not know the episode.
+    """
+
+    def __init__(self, actor: int, reason: str, *, actor_gone: bool) -> None:
+        super().__init__(f"environment actor {actor} {'is lost' if actor_gone else 'lost an episode'}: {reason}")
+        self.actor, self.actor_gone = actor, actor_gone
 
 
 class EnvBroken(RuntimeError):
@@ -36,14 +39,14 @@ class EnvClient:
         self._pump: asyncio.Task[None] | None = None
 
     async def call(self, key: str, operation: Operation, payload: Any = None) -> Any:
-        """The actor's answer.  Raises EnvBroken when the environment failed and EnvLost when the actor is gone."""
+        """The actor's answer.  Raises EnvBroken when the environment failed and EnvLost when it is gone."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((EnvCall(key, operation, payload), future))
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
         answer = await future
         if isinstance(answer, EnvFailure) and answer.lost:
-            raise EnvLost(self.actor, answer.reason)
+            raise EnvLost(self.actor, answer.reason, actor_gone=False)
         if isinstance(answer, EnvFailure):
             raise EnvBroken(answer.reason)
         return answer
@@ -58,6 +61,14 @@ class EnvClient:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the actor answers at all, within that time; it does not while one of its environments hangs."""
+        try:
+            await asyncio.wait_for(self._send([]), timeout_s)
+        except Exception:  # noqa: BLE001 - a timeout, or whatever Ray raises for an actor that is gone
+            return False
+        return True
+
     async def _run(self) -> None:
         await asyncio.sleep(0)  # lets every coroutine that is ready put its call into this batch
         while self._waiting:
@@ -67,7 +78,8 @@ class EnvClient:
             except Exception as error:  # noqa: BLE001 - whatever Ray raises, the episodes there are gone
                 for _, future in batch:
                     if not future.done():
-                        future.set_exception(EnvLost(self.actor, f"{type(error).__name__}: {error}"))
+                        reason = f"{type(error).__name__}: {error}"
+                        future.set_exception(EnvLost(self.actor, reason, actor_gone=True))
                 continue
             for (_, future), answer in zip(batch, answers, strict=True):
                 if not future.done():

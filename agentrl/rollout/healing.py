@@ -63,7 +63,7 @@ class HealedActors:
             try:
                 if self._on_restored is not None:
                     self._on_restored(actor)
-            except PoolError as error:
+            except Failure as error:
                 self.lose(actor, str(error))
                 continue
             self._say(f"{self.kind} {actor} healed after {time.monotonic() - self._lost_at.pop(actor, 0.0):.1f} s")
@@ -103,6 +103,10 @@ class HealedActors:
         for actor in silent:
             self.lose(actor, f"did not answer {method} within {timeout_s:.0f} s", kill=True)
         return answers
+
+    def tell(self, actor: int, method: str, *args: Any) -> None:
+        """Call a method of one actor, whose answer nobody waits for."""
+        getattr(self.manager.actors()[actor], method).remote(*args)
 
     def take_events(self) -> list[str]:
         events, self.events = self.events, []

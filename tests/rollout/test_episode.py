@@ -134,8 +134,45 @@ def test_an_environment_that_died_with_its_actor_loses_the_episode_and_is_no_fai
         host._forget("e#0")
         return chat.render_assistant(say("hm"))
 
-    with pytest.raises(EnvLost, match="the actor was restarted"):
+    with pytest.raises(EnvLost, match="the actor was restarted") as lost:
         play(spec(), Scripted(forget), chat, host)
+    assert not lost.value.actor_gone  # it answered: it must not be taken out of service again
+
+
+def test_an_actor_that_does_not_answer_is_gone():
+    async def send(calls):
+        raise ConnectionError("no such actor")
+
+    async def run():
+        await EnvClient(0, send).call("e", "oracle")
+
+    with pytest.raises(EnvLost, match="ConnectionError") as lost:
+        asyncio.run(run())
+    assert lost.value.actor_gone
+
+
+def test_an_environment_that_raised_is_never_played_in_again(chat, host, monkeypatch):
+    made = host._make(FOOD)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(made), "step", lambda self, action: 1 / 0)
+        assert play(spec(), mumble(chat), chat, host).failure
+        host._forget("e#0")
+    assert not host._spare.get(FOOD)
+    assert play(spec(max_turns=1), mumble(chat), chat, host).failure is None
+    host._forget("e#0")
+    assert len(host._spare[FOOD]) == 1
+
+
+def test_a_silent_actor_is_told_from_a_busy_episode():
+    async def run(delay_s: float) -> bool:
+        async def send(calls):
+            await asyncio.sleep(delay_s)
+            return []
+
+        return await EnvClient(0, send).answers(0.05)
+
+    assert asyncio.run(run(0.0))
+    assert not asyncio.run(run(1.0))
 
 
 def test_the_last_sample_ends_with_the_observation_and_the_next_generation_prompt(chat, host):
