@@ -168,6 +168,7 @@ def test_a_turn_that_a_sync_falls_into_says_so_and_goes_on(pool, oracle, tmp_pat
 
 
 def test_an_engine_that_dies_is_found_by_its_episodes_and_a_fresh_one_finishes_them(pool, make_specs):
+    generate(pool, 0.0)  # a worker that was started again has an engine only from its first use on
     pid = ray.get(pool.workers.manager.actors()[0].apply.remote(lambda worker: os.getpid()), timeout=START_S)
     engine = [
         p
