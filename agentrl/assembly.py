@@ -30,7 +30,6 @@ class Loop:
     """The parts of a running job and how far it has come.
 
     step: steps done.  whole: the learner has taken these and no more, so that a checkpoint may be written.
-    parity_gap: the largest one since the last record of a step, in nats.
     """
 
     job: Job
@@ -45,7 +44,6 @@ class Loop:
     probe: ParityProbe
     step: int = 0
     whole: bool = True
-    parity_gap: float = 0.0
     phase_s: dict[str, float] = field(default_factory=dict)
     signatures: set[str] = field(default_factory=set)
 

@@ -107,11 +107,10 @@ def iteration(loop: Loop) -> None:
         teacher=asdict(guidance),
         learner=learned,
         weights=weights.model_dump(),
-        parity_gap=loop.parity_gap,
+        parity_gap=loop.probe.take_gap(),
         promoted=promoted,
         events=loop.pool.take_events(),
     )
-    loop.parity_gap = 0.0
     loop.progress.step(record)
     if loop.step % job.checkpoint_every == 0 or loop.step == job.steps:
         save_checkpoint(loop)
@@ -141,13 +140,12 @@ def guide(loop: Loop, trajectories: list[Trajectory], top_k: int, temperature: f
 
 
 def sync_weights(loop: Loop) -> None:
-    """Push the learner's weights to every engine, and note how far their logprobs are from the learner's own, in nats.
+    """Push the learner's weights to every engine, and check that their logprobs are the learner's own.
 
     Raises ParityError when the gap is above the tolerance, naming the first tensor that differs.
     """
     snapshot = loop.learner.export_weights()
-    loop.pool.sync_weights(snapshot)
-    loop.parity_gap = max(loop.parity_gap, loop.probe.check(loop.learner, loop.pool, snapshot))
+    loop.pool.sync_weights(snapshot, loop.probe.against(loop.learner, loop.pool, snapshot))
 
 
 def evaluation(loop: Loop, name: str) -> EvaluationReport:

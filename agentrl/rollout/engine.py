@@ -19,6 +19,10 @@ class EngineError(RuntimeError):
     """The engine cannot answer any more; the process that holds it should end, so that its pool starts a fresh one."""
 
 
+class RequestRefused(RuntimeError):
+    """The engine does not take this one request, and says why; it goes on answering others."""
+
+
 class WeightError(Failure):
     """Weights that arrived are not the ones that were sent, or could not be put to use; says which tensor."""
 
@@ -54,17 +58,21 @@ class Engine(Protocol):
     version: PolicyVersion
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generated:
-        """Sample one turn behind `prompt_ids`.  Raises EngineError when the engine is broken."""
+        """Sample one turn behind `prompt_ids`.
+
+        Raises RequestRefused for a prompt that it does not take and EngineError when the engine is broken.
+        """
         ...
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """log p(token_ids[i] | token_ids[:i]) at temperature 1 for i = 1 ... n-1: n - 1 numbers."""
+        """log p(token_ids[i] | token_ids[:i]) at temperature 1 for i = 1 ... n-1: n - 1 numbers.  Raises as above."""
         ...
 
     async def load_weights(self, path: str, version: PolicyVersion) -> None:
         """Take a safetensors file's weights (Hugging Face's names) and forget all that is cached under the old ones.
 
-        Requests in flight go on under the new weights.  Raises WeightError.
+        Requests in flight go on under the new weights.  Raises WeightError when the weights do not fit, and
+        EngineError when the engine is broken.
         """
         ...
 

@@ -27,7 +27,7 @@ class PoolError(Failure):
 class HealedActors:
     """Actors of one kind, by id from 0.
 
-    `on_restored(id)` brings an actor that Ray has started afresh up to date; raising keeps it out of service.
+    `on_restored(id)` brings an actor that Ray has started afresh up to date; a PoolError keeps it out of service.
     """
 
     def __init__(self, kind: str, actors: Sequence[Any], on_restored: Callable[[int], None] | None = None) -> None:
@@ -63,7 +63,7 @@ class HealedActors:
             try:
                 if self._on_restored is not None:
                     self._on_restored(actor)
-            except Failure as error:
+            except PoolError as error:
                 self.lose(actor, str(error))
                 continue
             self._say(f"{self.kind} {actor} healed after {time.monotonic() - self._lost_at.pop(actor, 0.0):.1f} s")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 900.0
 SYNC_TIMEOUT_S = 600.0
 SCORE_TIMEOUT_S = 120.0
+
+Check = Callable[[Sequence[int]], None]
+"""Given the workers that have taken the weights: raises when what they answer is not what those weights say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class RolloutPool:
         self._job, self._start_timeout_s = job, start_timeout_s
         self._name = secrets.token_hex(4)
         self._snapshot: WeightSnapshot | None = None
+        self._check: Check | None = None
         self.stats = CollectStats(0, 0, 0, 0.0)
         env_actors = [self._env_actor(index, placement) for index in range(job.rollout.env_actors)]
         workers = [
@@ -104,23 +108,26 @@ class RolloutPool:
         )
         return records
 
-    def sync_weights(self, snapshot: WeightSnapshot) -> None:
-        """Put the weights into every engine; engines that are down get them when they are back.
+    def sync_weights(self, snapshot: WeightSnapshot, check: Check | None = None) -> None:
+        """Put the weights into every engine and check them; engines that are down get both when they are back.
 
-        Raises WeightError naming the first tensor that did not arrive as it was sent.
+        Returns when one engine at least has passed.  Raises WeightError naming the first tensor that did not arrive as
+        it was sent, whatever `check` raises, and PoolError when no engine comes back in time.
         """
-        self._snapshot = snapshot
-        self.workers.heal()
-        self._push(self.workers.healthy, snapshot)
+        self._snapshot, self._check = snapshot, check
+        current = self.workers.heal()
+        behind = [worker for worker in self.workers.healthy if worker not in current]
+        self._push(behind, snapshot)
+        self._check_healthy(behind)
         self.workers.wait(1, self._start_timeout_s)
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> dict[int, list[NDArray[np.float32]]]:
-        """For each worker, and each prompt of n ids, the n - 1 log-probabilities of ids[1:] at temperature 1."""
+    def score(self, prompts: Sequence[Sequence[int]], workers: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
+        """For each worker, and each prompt of n ids, the n - 1 log-probabilities of ids[1:] at temperature 1.
+
+        A worker that does not answer is lost, and left out.
+        """
         plain = [list(map(int, ids)) for ids in prompts]
-        answers = self.workers.call(self.workers.healthy, "score", SCORE_TIMEOUT_S, prompts=plain)
-        if not answers:
-            raise PoolError("no rollout worker answered score: " + "; ".join(self.workers.events[-3:]))
-        return answers
+        return self.workers.call(workers, "score", SCORE_TIMEOUT_S, prompts=plain)
 
     def first_difference(self, worker: int, snapshot: WeightSnapshot) -> str | None:
         """The first tensor that differs from its digest in the snapshot as that worker receives it, or None."""
@@ -135,6 +142,7 @@ class RolloutPool:
 
     def close(self) -> None:
         """End every actor, engines first."""
+        self.workers.call(self.workers.healthy, "remove_weights", 30.0, name=self._name)
         self.workers.call(self.workers.healthy, "close", 30.0)
         for group in (self.workers, self.env_actors):
             group.manager.clear()
@@ -170,12 +178,24 @@ class RolloutPool:
                 _or_raise(answer)
         finally:
             self.workers.call(
-                [w for w in members if w in self.workers.healthy][:1], "remove_weights", SCORE_TIMEOUT_S, path=path
+                [w for w in members if w in self.workers.healthy][:1],
+                "remove_weights",
+                SCORE_TIMEOUT_S,
+                name=self._name,
             )
+
+    def _check_healthy(self, workers: Sequence[int]) -> None:
+        loaded = [worker for worker in workers if worker in self.workers.healthy]
+        if self._check is not None and loaded:
+            self._check(loaded)
 
     def _bring_up_to_date(self, worker: int) -> None:
         if self._snapshot is not None:
-            self._push([worker], self._snapshot)
+            try:
+                self._push([worker], self._snapshot)
+            except WeightError as error:
+                raise PoolError(f"rollout worker {worker} could not take the current weights: {error}") from error
+            self._check_healthy([worker])
         if not self.workers.manager.is_actor_healthy(worker):
             raise PoolError(f"rollout worker {worker} died again while it took the current weights")
 

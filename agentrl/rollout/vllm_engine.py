@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.config import VllmEngine
-from agentrl.rollout.engine import EngineError, EngineSettings, Generated, Sampling, WeightError
+from agentrl.rollout.engine import EngineError, EngineSettings, Generated, RequestRefused, Sampling, WeightError
 from agentrl.types import PolicyVersion
 
 SYNC_TIMEOUT_S = 600.0
@@ -84,11 +84,14 @@ class AsyncVllm:
 
     def __init__(self, llm: Any, stop_token_ids: tuple[int, ...]) -> None:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         self._llm, self._stops = llm, list(stop_token_ids)
         self._params, self._input, self._final = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
+        self._refused, self._dead = VLLMClientError, EngineDeadError
         self._ids = itertools.count()
         self._admitting = asyncio.Event()
         self._admitting.set()
@@ -158,8 +161,10 @@ class AsyncVllm:
         try:
             async for output in self._llm.generate(self._input(list(token_ids)), params, f"r{next(self._ids)}"):
                 last = output
-        except Exception as error:  # vLLM's own dead-engine error shares no base class with its others
-            raise EngineError(f"vLLM refused a request of {len(token_ids)} tokens: {error!r}") from error
+        except self._refused as error:
+            raise RequestRefused(f"vLLM refused a request of {len(token_ids)} tokens: {error}") from error
+        except Exception as error:  # nothing says that the engine is sound after any other
+            raise EngineError(f"vLLM broke at a request of {len(token_ids)} tokens: {error!r}") from error
         if last is None or not last.finished:
             raise EngineError("vLLM ended a request without an answer")
         return last
@@ -168,6 +173,8 @@ class AsyncVllm:
         try:
             return await asyncio.wait_for(call, SYNC_TIMEOUT_S)
         except TimeoutError as error:
-            raise WeightError(f"waited {SYNC_TIMEOUT_S:.0f} s for {what}") from error
+            raise EngineError(f"waited {SYNC_TIMEOUT_S:.0f} s for {what}") from error
+        except self._dead as error:
+            raise EngineError(f"vLLM died while waiting for {what}: {error!r}") from error
         except Exception as error:  # whatever the worker process raised comes back in the engine's wrapping
             raise WeightError(f"while waiting for {what}: {error}") from error

@@ -12,9 +12,9 @@ import dataclasses
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,15 @@ from agentrl.rollout.chat import ChatRenderer, make_renderer
 from agentrl.rollout.engine import Engine, EngineError, EngineSettings, Sampling, WeightError, make_engine, own_cores
 from agentrl.rollout.env_client import EnvClient, EnvLost
 from agentrl.rollout.episode import Limits, episode_key, play_episode
-from agentrl.rollout.weight_file import first_difference, write_weight_file
+from agentrl.rollout.weight_file import first_difference, remove_weight_files, write_weight_file
 from agentrl.types import EpisodeSpec, PolicyVersion, Trajectory, vocabulary_size
 
 logger = logging.getLogger(__name__)
 
 #: long enough for the answer that says why to leave the process first
 EXIT_DELAY_S = 0.5
+#: for an environment actor to answer nothing in particular, once an episode has waited for it in vain
+ENV_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,8 @@ class RolloutWorker:
     async def ping(self) -> str:
         """Generates a token.  A process that lives proves nothing about its engine."""
         engine, chat = await self._ready()
-        try:
+        with self._ends_when_broken():
             await engine.generate(chat.generation_prompt_ids, Sampling(temperature=0.0, max_tokens=1, seed=0))
-        except EngineError as error:
-            self._end(str(error))
-            raise
         return "pong"
 
     def node(self) -> str:
@@ -102,7 +101,8 @@ class RolloutWorker:
         except TimeoutError:
             reason = f"episode {spec.episode_id} took over {timeout_s:g} s; it waited for {waits_for[0]}"
             if "environment" in waits_for[0]:
-                return Lost(reason, env_actor, hung=True)
+                hung = not await envs.answers(ENV_ANSWER_S)  # or else it was this worker that was slow
+                return Lost(reason, env_actor, hung=True) if hung else Lost(reason)
             self._doubt = asyncio.create_task(self._check_engine(timeout_s))
             return Lost(reason)
         except EnvLost as error:
@@ -119,7 +119,8 @@ class RolloutWorker:
     async def score(self, prompts: list[list[int]]) -> list[NDArray[np.float32]]:
         """For each list of n ids the n - 1 log-probabilities of ids[1:] at temperature 1."""
         engine, _ = await self._ready()
-        return [np.asarray(await engine.score(ids), np.float32) for ids in prompts]
+        with self._ends_when_broken():
+            return [np.asarray(await engine.score(ids), np.float32) for ids in prompts]
 
     async def write_weights(
         self, data: bytes, version: PolicyVersion, digests: Mapping[str, str], name: str
@@ -137,14 +138,15 @@ class RolloutWorker:
     async def load_weights(self, path: str, version: PolicyVersion) -> PolicyVersion | WeightError:
         engine, _ = await self._ready()
         try:
-            await engine.load_weights(path, version)
+            with self._ends_when_broken():
+                await engine.load_weights(path, version)
         except WeightError as error:
             self._end(str(error))  # an engine with half its weights must not play
             return error
         return engine.version
 
-    def remove_weights(self, path: str) -> None:
-        Path(path).unlink(missing_ok=True)
+    def remove_weights(self, name: str) -> None:
+        remove_weight_files(name)
 
     async def close(self) -> None:
         if self._starting is not None and self._starting.done() and self._starting.exception() is None:
@@ -181,6 +183,14 @@ class RolloutWorker:
             await asyncio.wait_for(self.ping(), timeout_s)
         except TimeoutError:
             self._end(f"waited {timeout_s:g} s for the engine to generate one token")
+
+    @contextmanager
+    def _ends_when_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError as error:
+            self._end(str(error))
+            raise
 
     def _end(self, reason: str) -> None:
         if self._broken is None:

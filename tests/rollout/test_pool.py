@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import tempfile
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import ray
-from safetensors.torch import save
+import torch
+from safetensors.torch import load, save
 from torch import ones, zeros
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.parity import ParityError, ParityProbe
+from agentrl.rollout.catalogue import read_catalogue
+from agentrl.rollout.chat import make_renderer
 from agentrl.rollout.engine import WeightError
 from agentrl.rollout.pool import RolloutPool
-from agentrl.rollout.weight_file import first_difference, write_weight_file
+from agentrl.rollout.weight_file import first_difference, remove_weight_files, write_weight_file
 from agentrl.types import WeightSnapshot, tensor_digests
+from tests.learner.examples import VOCABULARY
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 START_S = 600
+PROMPT = list(range(40, 80))
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +109,21 @@ def test_a_killed_environment_actor_costs_only_its_own_episodes_which_are_played
     assert any(e.startswith("environment actor 0 healed") for e in events)
 
 
-def snapshot_of(tiny_model_dir, version: int) -> WeightSnapshot:
-    data = (tiny_model_dir / "model.safetensors").read_bytes()
+def snapshot_of(tiny_model_dir, version: int, scale: float = 1.0) -> WeightSnapshot:
+    """The tiny model's weights, each times `scale`."""
+    tensors = load((tiny_model_dir / "model.safetensors").read_bytes())
+    data = save({name: tensor * scale for name, tensor in tensors.items()})
     return WeightSnapshot(version, ray.put(data), tensor_digests(data))
 
 
 def test_a_killed_worker_costs_only_its_own_episodes_and_comes_back_with_the_current_weights(
     pool, make_specs, tiny_model_dir
 ):
-    pool.sync_weights(snapshot_of(tiny_model_dir, 7))
+    checked: list[list[int]] = []
+    pool.sync_weights(snapshot_of(tiny_model_dir, 7, scale=0.9), lambda workers: checked.append(list(workers)))
+    assert checked.pop() == [0, 1]
+    before = pool.score([PROMPT], [0, 1])
+    np.testing.assert_array_equal(before[0], before[1])
     pool.take_events()
     specs = make_specs(40, "worker", max_turns=6)
     records, _ = collect_with_a_kill(pool, specs, "workers")
@@ -117,6 +136,50 @@ def test_a_killed_worker_costs_only_its_own_episodes_and_comes_back_with_the_cur
     assert any(e.startswith("rollout worker 0 healed") for e in events)
     later = pool.collect(make_specs(8, "later"))
     assert {version for r in later for turn in r.turns for version in turn.versions} == {7}
+    assert checked == [[0]]
+    np.testing.assert_array_equal(pool.score([PROMPT], [0])[0], before[0])
+
+
+def test_a_worker_that_comes_back_and_fails_the_check_ends_the_collect(pool, make_specs, tiny_model_dir):
+    def check(workers) -> None:
+        if pool.workers.events:
+            raise WeightError(f"{workers} are not what they should be")
+
+    pool.take_events()
+    pool.sync_weights(snapshot_of(tiny_model_dir, 7), check)
+    with pytest.raises(WeightError, match=r"\[0\] are not what they should be"):
+        collect_with_a_kill(pool, make_specs(200, "unsound", max_turns=6), "workers")
+    pool.sync_weights(snapshot_of(tiny_model_dir, 7))
+    pool.workers.wait(2, START_S)
+
+
+def test_the_probe_accepts_the_learners_own_weights_and_names_a_worker_that_answers_otherwise(
+    pool, make_job, tiny_model_dir
+):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+    def probe_logprobs(prompts):
+        with torch.inference_mode():
+            return [
+                torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1, :VOCABULARY], -1)
+                .gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+                .numpy()
+                for ids in prompts
+            ]
+
+    job = make_job(engine={"type": "transformers"})
+    renderer = make_renderer(AutoTokenizer.from_pretrained(tiny_model_dir), job.student.renderer)
+    probe = ParityProbe(job, read_catalogue(job), renderer)
+    learner: Any = SimpleNamespace(probe_logprobs=probe_logprobs)
+    pool.sync_weights(good := snapshot_of(tiny_model_dir, 9), probe.against(learner, pool, good))
+    gap = probe.take_gap()
+    assert gap is not None
+    assert gap <= 1e-4
+    assert probe.take_gap() is None
+    other = snapshot_of(tiny_model_dir, 10, scale=0.99)
+    with pytest.raises(ParityError, match=r"rollout worker 0 and the learner disagree by .* at policy version 10"):
+        pool.sync_weights(other, probe.against(learner, pool, other))
+    pool.sync_weights(good)
 
 
 def test_weights_that_differ_from_their_digests_are_refused_by_the_tensors_name(pool, tiny_model_dir):
@@ -135,6 +198,7 @@ def test_an_episode_that_no_attempt_finishes_is_recorded_as_failed(ray_cluster, 
     pool = RolloutPool(job, start_timeout_s=START_S)
     try:
         (record,) = pool.collect(make_specs(1, "late"))
+        assert pool.take_events() == []  # the environment actor answers, whatever the episode waited for
     finally:
         pool.close()
     assert record.failure.startswith("episode late0 took over 0.001 s; it waited for")
@@ -152,6 +216,25 @@ def test_a_digest_is_the_sha256_of_a_tensors_bytes():
 def test_what_is_no_safetensors_file_is_refused():
     with pytest.raises(WeightError, match="not a safetensors file"):
         write_weight_file(b"\x80\x04pickle, perhaps", 1, {}, name="t")
+
+
+def test_a_weight_file_that_a_dead_worker_left_goes_with_the_next(tmp_path):
+    data = save({"a": zeros(2)})
+    name = secrets.token_hex(4)
+    left, written = (Path(write_weight_file(data, v, tensor_digests(data), name=name)) for v in (1, 2))
+    assert not left.exists()
+    assert written.read_bytes() == data
+    assert written.stat().st_mode & 0o777 == 0o600
+    remove_weight_files(name)
+    assert not written.exists()
+
+
+def test_a_folder_that_takes_no_weights_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.rollout.weight_file.SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    data = save({"a": zeros(2)})
+    with pytest.raises(WeightError, match=r"cannot write the weights of version 1 \(0 MiB\) into .*gone: .*make room"):
+        write_weight_file(data, 1, tensor_digests(data), name="t")
 
 
 def test_a_lost_actor_is_reported_once_with_the_reason(pool):

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
-from agentrl.rollout.engine import Sampling
+from agentrl.rollout.engine import RequestRefused, Sampling
 from agentrl.rollout.pool import RolloutPool
 from agentrl.types import WeightSnapshot, tensor_digests
 from tests.learner.examples import VOCABULARY
@@ -73,6 +73,16 @@ def snapshot(model, version: int) -> WeightSnapshot:
     return WeightSnapshot(version, ray.put(data), tensor_digests(data))
 
 
+def changed_copy(model):
+    changed = AutoModelForCausalLM.from_config(model.config).eval()
+    changed.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return changed
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_behaviour_logprobs_are_those_of_the_sampling_distribution(pool, oracle, temperature):
     made = generate(pool, temperature)
@@ -113,7 +123,7 @@ def test_seeded_prompts_that_do_not_fit_into_one_step_are_all_answered(pool):
 
 
 def test_scores_are_the_learners_for_parity(pool, oracle):
-    (scores,) = pool.score([PROMPT])[0]
+    (scores,) = pool.score([PROMPT], [0])[0]
     np.testing.assert_allclose(scores, logprobs_of(oracle, PROMPT[:1], PROMPT[1:]), atol=GAP, rtol=0)
 
 
@@ -132,18 +142,13 @@ def test_after_a_sync_the_engine_answers_from_the_new_weights_tied_output_layer_
     pool, oracle
 ):
     before = generate(pool, 0.0).token_ids  # leaves the prompt in the prefix cache
-    changed = AutoModelForCausalLM.from_config(oracle.config).eval()
-    changed.load_state_dict(oracle.state_dict())
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    changed = changed_copy(oracle)
     pool.sync_weights(snapshot(changed, 1))
     made = generate(pool, 0.0)
     assert made.token_ids == greedy(changed, PROMPT, 24, oracle.config.eos_token_id) != before
     np.testing.assert_allclose(made.logprobs, logprobs_of(changed, PROMPT, made.token_ids), atol=GAP, rtol=0)
     np.testing.assert_allclose(
-        pool.score([PROMPT])[0][0], logprobs_of(changed, PROMPT[:1], PROMPT[1:]), atol=GAP, rtol=0
+        pool.score([PROMPT], [0])[0][0], logprobs_of(changed, PROMPT[:1], PROMPT[1:]), atol=GAP, rtol=0
     )
     assert made.version_first == made.version_last == 1
     pool.sync_weights(snapshot(oracle, 2))
@@ -167,7 +172,14 @@ def test_a_turn_that_a_sync_falls_into_says_so_and_goes_on(pool, oracle, tmp_pat
     np.testing.assert_allclose(made.logprobs, logprobs_of(oracle, PROMPT, made.token_ids), atol=GAP, rtol=0)
 
 
-def test_an_engine_that_dies_is_found_by_its_episodes_and_a_fresh_one_finishes_them(pool, make_specs):
+def test_a_request_that_is_refused_costs_that_request_only(pool):
+    with pytest.raises(RequestRefused, match="refused a request of 1100 tokens"):
+        generate(pool, 1.0, prompt=[40] * 1100)
+    assert generate(pool, 0.0).token_ids
+    assert pool.take_events() == []
+
+
+def kill_engine(pool) -> None:
     generate(pool, 0.0)  # a worker that was started again has an engine only from its first use on
     pid = ray.get(pool.workers.manager.actors()[0].apply.remote(lambda worker: os.getpid()), timeout=START_S)
     engine = [
@@ -176,6 +188,23 @@ def test_an_engine_that_dies_is_found_by_its_episodes_and_a_fresh_one_finishes_t
         if "EngineCore" in p.name() or "EngineCore" in " ".join(p.cmdline())
     ]
     os.kill(engine[0].pid, signal.SIGKILL)
+
+
+def test_an_engine_that_died_before_a_sync_is_replaced_by_one_that_has_the_weights_and_passes_the_check(pool, oracle):
+    kill_engine(pool)
+    changed, checked = changed_copy(oracle), []
+    pool.sync_weights(snapshot(changed, 4), lambda workers: checked.append(pool.score([PROMPT], workers)))
+    events = pool.take_events()
+    assert "rollout worker 0 lost" in events[0]
+    assert "rollout worker 0 healed" in events[-1]
+    expected = logprobs_of(changed, PROMPT[:1], PROMPT[1:])
+    np.testing.assert_allclose(checked[-1][0][0], expected, atol=GAP, rtol=0)
+    assert generate(pool, 0.0).version_first == 4
+    pool.sync_weights(snapshot(oracle, 5))
+
+
+def test_an_engine_that_dies_is_found_by_its_episodes_and_a_fresh_one_finishes_them(pool, make_specs):
+    kill_engine(pool)
     records = pool.collect(make_specs(8, "engine"))
     assert all(record.failure is None for record in records)
     assert any("rollout worker 0 lost" in event for event in pool.take_events())
