@@ -56,6 +56,7 @@ RECOVERY: dict[str, Any] = {"muon_lr": 0.006, "adam_lr": 1e-3, "decay_from": 0.2
 IMITATION: dict[str, Any] = {"decay_from": 0.7, "raise_below": 0.15}
 
 FOOD, FOOD_ZH = Domain("agentrl/FoodOrder-v0", "en"), Domain("agentrl/FoodOrder-v0", "zh")
+QA, QA_ZH = Domain("agentrl/SearchCalcQA-v0", "en"), Domain("agentrl/SearchCalcQA-v0", "zh")
 PAIRS = {
     # Level 4 alone asks for sizes: one word in a dialogue, too little for the running loss to show and for the ladder
     # to wait for.  Without a stage of their own both models guess them.
@@ -80,6 +81,15 @@ PAIRS = {
             SMALL(domains=(FOOD_ZH,), steps=300, start_level=3, max_level=3, mistakes_from_level=2, **RECOVERY),
         ),
         student=(TINY(domains=(FOOD_ZH,), steps=800, max_level=3, **IMITATION),),
+    ),
+    "search_calc_qa": Pair(
+        words=(QA, QA_ZH),
+        vocabulary=900,
+        teacher=(
+            SMALL(domains=(QA, QA_ZH), steps=1200, max_level=3, mistakes_from_level=2, **TASK),
+            SMALL(domains=(QA, QA_ZH), steps=300, start_level=3, max_level=3, **RECOVERY),
+        ),
+        student=(TINY(domains=(QA, QA_ZH), steps=800, max_level=3, **IMITATION),),
     ),
 }
 

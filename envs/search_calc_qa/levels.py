@@ -26,7 +26,7 @@ _BASE: dict[str, Any] = {
     "people": 0,
     "stories": 0,
     "first_words": 12,
-    "attributes": 2,
+    "attributes": 1,
     "boss": False,
     "results": 2,
     "preview": False,
@@ -43,7 +43,7 @@ def _level(index: int, name: str, max_turns: int, **settings: Any) -> Level:
 
 
 LEVELS: tuple[Level, ...] = (
-    _level(1, "read", 2, preview=True),
+    _level(1, "read", 2, results=1, preview=True),
     _level(2, "look up", 10, people=3, questions=(("value", (1,)), ("value", (2,)), ("value", (2,)))),
     _level(
         3,
@@ -61,6 +61,7 @@ LEVELS: tuple[Level, ...] = (
         people=4,
         stories=2,
         first_words=4,
+        attributes=2,
         results=3,
         stale="in_title",
         max_number=60,
