@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config import Job, WeightTriple
 from agentrl.curriculum.curriculum import Curriculum
-from agentrl.types import EpisodeSpec, Outcome, Placement, Promotion
+from agentrl.types import EpisodeSpec, Failure, Outcome, Placement, Promotion
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,12 @@ class CurriculumActor:
         return answer, self._curriculum.state_dict()
 
 
+class CurriculumSilent(Failure):
+    """The curriculum's actor lives and does not answer."""
+
+
 class CurriculumHandle:
-    """`Curriculum`, method by method, answered by the actor.  A wait past `timeout_s` raises TimeoutError naming it."""
+    """`Curriculum`, method by method, answered by the actor.  A wait past `timeout_s` raises CurriculumSilent naming it."""
 
     def __init__(
         self,
@@ -99,7 +103,10 @@ class CurriculumHandle:
                 answer, self._state = ray.get(self._actor.ask.remote(method, *args), timeout=self._timeout_s)
                 return answer
             except GetTimeoutError as error:
-                raise TimeoutError(f"the curriculum did not answer {method} within {self._timeout_s:g} s") from error
+                raise CurriculumSilent(
+                    f"the curriculum did not answer {method} within {self._timeout_s:g} s: the machine is overloaded, or "
+                    "its node is gone; the last checkpoint resumes with `agentrl train --resume RUN`"
+                ) from error
             except RayActorError:
                 if attempt == RESTARTS:
                     raise

@@ -86,10 +86,10 @@ PAIRS = {
         words=(QA, QA_ZH),
         vocabulary=900,
         teacher=(
-            SMALL(domains=(QA, QA_ZH), steps=1200, max_level=3, mistakes_from_level=2, **TASK),
-            SMALL(domains=(QA, QA_ZH), steps=300, start_level=3, max_level=3, **RECOVERY),
+            SMALL(domains=(QA, QA_ZH), steps=2400, max_level=3, mistakes_from_level=2, **TASK),
+            SMALL(domains=(QA, QA_ZH), steps=1200, start_level=3, max_level=3, **RECOVERY),
         ),
-        student=(TINY(domains=(QA, QA_ZH), steps=800, max_level=3, **IMITATION),),
+        student=(TINY(domains=(QA, QA_ZH), steps=600, max_level=3, **IMITATION),),
     ),
 }
 

@@ -32,6 +32,10 @@ class TeacherStartError(Failure):
     """The service did not come up: what was waited for, for how long, and what Serve says."""
 
 
+class TeacherStopError(Failure):
+    """Serve did not take the service down in time."""
+
+
 @contextmanager
 def service(config: TeacherService, *, ends_with_ray: bool) -> Iterator[str]:
     """The URL of the teacher, which runs while the block does; see `start_service`.
@@ -66,23 +70,29 @@ def start_service(config: TeacherService, timeout_s: float = 300.0) -> str:
         gpus_per_replica=config.gpus_per_replica,
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells the driver of every step it takes
-    _start_serve(config, port)
-    serve.run_many(
-        [serve.RunTarget(target=build(args.model_dump(mode="json")), name=APP_NAME, route_prefix="/")],
-        wait_for_applications_running=False,
-    )
-    _wait_running(deadline, timeout_s)
-    _wait_answering(url, deadline, timeout_s)
+    try:
+        _start_serve(config, port)
+        serve.run_many(
+            [serve.RunTarget(target=build(args.model_dump(mode="json")), name=APP_NAME, route_prefix="/")],
+            wait_for_applications_running=False,
+        )
+        _wait_running(deadline, timeout_s)
+        _wait_answering(url, deadline, timeout_s)
+    except BaseException:  # an interrupt, too, leaves no half-started service behind
+        stop_service()
+        raise
     return url
 
 
 def stop_service(timeout_s: float = 60.0) -> None:
-    """Take the teacher down; Serve goes with it unless other applications run there."""
+    """Take the teacher down; Serve goes with it unless other applications run there.  Raises TeacherStopError."""
     serve.delete(APP_NAME, _blocking=False)
     deadline = time.monotonic() + timeout_s
     while APP_NAME in serve.status().applications:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s} s for Ray Serve to delete the application {APP_NAME!r}")
+            raise TeacherStopError(
+                f"waited {timeout_s:g} s for Ray Serve to delete the application {APP_NAME!r}; `serve shutdown` ends it"
+            )
         time.sleep(0.1)
     if not serve.status().applications:
         serve.shutdown()

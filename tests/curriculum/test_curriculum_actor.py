@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import ray
 
 from agentrl.config import JobError, parse_job
-from agentrl.curriculum.actor import CurriculumHandle
+from agentrl.curriculum.actor import CurriculumHandle, CurriculumSilent
 from agentrl.curriculum.curriculum import Curriculum
 from agentrl.types import Outcome
 
@@ -49,3 +52,15 @@ def test_a_killed_actor_comes_back_where_it_was(ray_cluster):
 def test_a_wrong_job_is_refused_where_it_is_started(ray_cluster):
     with pytest.raises(JobError, match="no ladder is known for A-v0"):
         CurriculumHandle(JOB, {}, {})
+
+
+def test_an_actor_that_does_not_answer_is_a_failure_that_says_how_to_go_on(ray_cluster):
+    handle = CurriculumHandle(JOB, {"A-v0": 3}, {}, timeout_s=0.2)
+    pid = ray.get(handle._actor.__ray_call__.remote(lambda _: os.getpid()))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(CurriculumSilent, match=r"did not answer plan within 0\.2 s.*--resume"):
+            handle.plan(0, 4)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        handle.close()

@@ -220,3 +220,21 @@ def test_a_killed_worker_leaves_no_engine_process_behind(pool, make_specs):
     os.kill(pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive, [p.cmdline() for p in alive]
+
+
+def test_a_deterministic_engine_repeats_itself_bit_by_bit_whatever_else_is_asked(ray_cluster, make_job):
+    engine = {"type": "vllm", "kv_cache_gib": 0.1, "deterministic": True}
+    pool = RolloutPool(make_job(engine=engine, workers=1, max_turn_tokens=16), start_timeout_s=START_S)
+
+    async def together(worker, n: int):
+        engine, _ = await worker._ready()
+        prompts = [list(range(40, 60 + 7 * i)) for i in range(n)]
+        return await asyncio.gather(*(engine.generate(p, Sampling(1.0, 24, 5)) for p in prompts))
+
+    try:
+        actor = pool.workers.manager.actors()[0]
+        alone, crowded = (ray.get(actor.apply.remote(together, n=n), timeout=START_S) for n in (1, 6))
+    finally:
+        pool.close()
+    assert alone[0].token_ids == crowded[0].token_ids
+    assert list(alone[0].logprobs) == list(crowded[0].logprobs)

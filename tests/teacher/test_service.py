@@ -23,6 +23,14 @@ def url(ray_cluster, teacher_dir: Path):
     stop_service()
 
 
+def test_a_teacher_that_cannot_load_its_model_says_so_and_leaves_nothing_behind(ray_cluster, tmp_path):
+    from ray import serve
+
+    with pytest.raises(TeacherStartError, match="could not start"):
+        start_service(TeacherService(scorer=HfTeacher(path=str(tmp_path / "nothing")), port=0))
+    assert not serve.status().applications
+
+
 def test_the_service_answers_what_the_scorer_in_process_answers(url, teacher, make_item):
     item = make_item(40, (3, 9), (20, 40), top_k=5, temperature=0.7)
     with TeacherClient(url) as client:
