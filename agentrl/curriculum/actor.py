@@ -104,8 +104,8 @@ class CurriculumHandle:
                 return answer
             except GetTimeoutError as error:
                 raise CurriculumSilent(
-                    f"the curriculum did not answer {method} within {self._timeout_s:g} s: the machine is overloaded, or "
-                    "its node is gone; the last checkpoint resumes with `agentrl train --resume RUN`"
+                    f"the curriculum did not answer {method} within {self._timeout_s:g} s: the machine is overloaded, "
+                    "or its node is gone; the last checkpoint resumes with `agentrl train --resume RUN`"
                 ) from error
             except RayActorError:
                 if attempt == RESTARTS:
