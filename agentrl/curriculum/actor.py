@@ -46,7 +46,7 @@ class CurriculumSilent(Failure):
 
 
 class CurriculumHandle:
-    """`Curriculum`, method by method, answered by the actor.  A wait past `timeout_s` raises CurriculumSilent naming it."""
+    """`Curriculum`, method by method, answered by the actor.  Raises CurriculumSilent after `timeout_s` of silence."""
 
     def __init__(
         self,
