@@ -1,7 +1,7 @@
 """The teacher as a Ray Serve application: `build` makes one from plain arguments.
 
     serve deploy deploy/serve/teacher.yaml          a YAML file's `args` are the arguments of `build`
-    agentrl teacher serve JOB                        the same from a job file, through `server.start_service`
+    agentrl teacher serve JOB                        the same from a job file, through `server.service`
 
 A replica holds the model.  Serve sends it up to ONGOING requests at a time, which share forward passes, keeps QUEUED
 more at the proxy, and answers 429 with Retry-After beyond that.  A replica is healthy while tokens come through.
@@ -136,7 +136,7 @@ _PATHS = frozenset({"/v1/score", "/v1/turn", "/v1/model", "/health"})
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The application for `serve run`, `serve deploy` and `server.start_service`.
+    """The application for `serve run`, `serve deploy` and `server.service`.
 
     Raises pydantic's ValidationError for arguments that are not TeacherArgs.
     """

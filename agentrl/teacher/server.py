@@ -37,29 +37,29 @@ class TeacherStopError(Failure):
 
 
 @contextmanager
-def service(config: TeacherService, *, ends_with_ray: bool) -> Iterator[str]:
-    """The URL of the teacher, which runs while the block does; see `start_service`.
+def service(config: TeacherService, *, ends_with_ray: bool = False, timeout_s: float = 300.0) -> Iterator[str]:
+    """Deploy the teacher, yield its URL once it answers, and take it down after the block.  Ray must be initialised.
+
+    Port 0 picks a free one.  A start that fails or is interrupted takes the teacher down, too.
 
     ends_with_ray: this Ray is about to be stopped, and Serve with it, so the service is not taken down by itself.
+
+    Raises KeyMissingError for a host that others reach without a key, TeacherStartError when the port is taken, the
+    model does not load or nothing answers within `timeout_s`.
     """
-    url = start_service(config)
+    read_keys(config.host, config.api_key_env)
+    port = _usable_port(config)
+    url = f"http://{_reachable(config.host)}:{port}"
     try:
+        _deploy(config, port, url, timeout_s)
         yield url
     finally:
         if not ends_with_ray:
-            stop_service()
+            _stop()
 
 
-def start_service(config: TeacherService, timeout_s: float = 300.0) -> str:
-    """Deploy the teacher and return its URL once it answers.  Ray must be initialised.
-
-    Port 0 picks a free one.  Raises KeyMissingError for a host that others reach without a key, TeacherStartError when
-    the port is taken, the model does not load or nothing answers within `timeout_s`.
-    """
-    read_keys(config.host, config.api_key_env)
+def _deploy(config: TeacherService, port: int, url: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    port = _usable_port(config)
-    url = f"http://{_reachable(config.host)}:{port}"
     args = TeacherArgs(
         scorer=config.scorer,
         host=config.host,
@@ -70,22 +70,17 @@ def start_service(config: TeacherService, timeout_s: float = 300.0) -> str:
         gpus_per_replica=config.gpus_per_replica,
     )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells the driver of every step it takes
-    try:
-        _start_serve(config, port)
-        serve.run_many(
-            [serve.RunTarget(target=build(args.model_dump(mode="json")), name=APP_NAME, route_prefix="/")],
-            wait_for_applications_running=False,
-        )
-        _wait_running(deadline, timeout_s)
-        _wait_answering(url, deadline, timeout_s)
-    except BaseException:  # an interrupt, too, leaves no half-started service behind
-        stop_service()
-        raise
-    return url
+    _start_serve(config, port)
+    serve.run_many(
+        [serve.RunTarget(target=build(args.model_dump(mode="json")), name=APP_NAME, route_prefix="/")],
+        wait_for_applications_running=False,
+    )
+    _wait_running(deadline, timeout_s)
+    _wait_answering(url, deadline, timeout_s)
 
 
-def stop_service(timeout_s: float = 60.0) -> None:
-    """Take the teacher down; Serve goes with it unless other applications run there.  Raises TeacherStopError."""
+def _stop(timeout_s: float = 60.0) -> None:
+    """Serve goes with the teacher unless other applications run there.  Raises TeacherStopError."""
     serve.delete(APP_NAME, _blocking=False)
     deadline = time.monotonic() + timeout_s
     while APP_NAME in serve.status().applications:

@@ -12,22 +12,23 @@ import pytest
 
 from agentrl.config import HfTeacher, TeacherService
 from agentrl.teacher.client import TeacherClient, identity_of
-from agentrl.teacher.server import TeacherStartError, start_service, stop_service
+from agentrl.teacher.server import TeacherStartError, service
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def url(ray_cluster, teacher_dir: Path):
-    yield start_service(TeacherService(scorer=HfTeacher(path=str(teacher_dir)), port=0))
-    stop_service()
+    with service(TeacherService(scorer=HfTeacher(path=str(teacher_dir)), port=0)) as url:
+        yield url
 
 
 def test_a_teacher_that_cannot_load_its_model_says_so_and_leaves_nothing_behind(ray_cluster, tmp_path):
     from ray import serve
 
-    with pytest.raises(TeacherStartError, match="could not start"):
-        start_service(TeacherService(scorer=HfTeacher(path=str(tmp_path / "nothing")), port=0))
+    config = TeacherService(scorer=HfTeacher(path=str(tmp_path / "nothing")), port=0)
+    with pytest.raises(TeacherStartError, match="could not start"), service(config):
+        pytest.fail("the block was entered")
     assert not serve.status().applications
 
 
@@ -86,5 +87,6 @@ def test_a_port_that_another_program_has_is_an_error_that_names_it(ray_cluster, 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(TeacherStartError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
-            start_service(TeacherService(scorer=HfTeacher(path=str(teacher_dir)), port=port))
+        config = TeacherService(scorer=HfTeacher(path=str(teacher_dir)), port=port)
+        with pytest.raises(TeacherStartError, match=rf"cannot listen on 127\.0\.0\.1:{port}"), service(config):
+            pytest.fail("the block was entered")
